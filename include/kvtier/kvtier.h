@@ -1,0 +1,307 @@
+/*
+ * kvtier: serve contexts that HBM does not hold, and get every byte back exact.
+ *
+ * A runtime keeps the KV blocks of many sequences: hot ones on the device, idle ones in pinned host memory and on NVMe,
+ * fetched back ahead of the step that needs them. A reader gets the exact bytes of exactly its tokens, or is told which
+ * tokens to recompute. Never other bytes, never a hang.
+ *
+ * One step of an engine:
+ *
+ *     kvt_seq_create(rt, &params, &seq, &reused);        longest prefix found in any tier, held
+ *     kvt_seq_append(rt, seq, n, &room);                 slots for the tokens that this step computes
+ *     kvt_step_begin(rt, entries, count, stream, &step); who is ready; their tables are valid until step_end
+ *     kvt_seq_table(rt, seq, group, slots, max, &n);     slots for the attention kernels
+ *     ... launch kernels that write and read KV on stream ...
+ *     kvt_seq_commit(rt, seq, tokens, n, 0, stream);     at this point of the stream these tokens' KV is written
+ *     kvt_step_end(rt, step);
+ *
+ * Threads: every call may come from any thread; calls of one runtime take turns under its lock, and none waits for I/O
+ * except kvt_open, kvt_close and kvt_wait. After fork() the child gets KVT_SHUTDOWN from every call.
+ * Units:   tokens are counted from the start of a sequence; sizes are bytes; times nanoseconds.
+ */
+#ifndef KVTIER_KVTIER_H
+#define KVTIER_KVTIER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtier/shape.h"
+#include "kvtier/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVT_VERSION 1
+
+#define KVT_NO_SLOT UINT32_MAX
+
+struct kvt_runtime;
+struct kvt_env; /* runtime/base/env.h; callers outside the project pass NULL */
+
+/* A sequence; a stale one is refused with KVT_INVAL. 0 is none. */
+typedef uint64_t kvt_seq;
+typedef uint64_t kvt_step;
+
+/* A stream of the engine's: cudaStream_t, or kvt_emulated_stream(rt, i) on an emulated device. */
+typedef void *kvt_stream;
+
+enum kvt_device_kind { KVT_DEVICE_AUTO, KVT_DEVICE_CUDA, KVT_DEVICE_EMULATED };
+enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OFF };
+
+struct kvt_config {
+    uint32_t size;    /* sizeof(struct kvt_config) */
+    uint32_t version; /* KVT_VERSION */
+
+    struct kvt_model_shape shape;
+    const char *model;          /* fingerprint of the weights: part of every key. NULL: "" */
+    uint32_t rank, world;       /* of a sharded cache: part of every key; world 0 means 1 */
+    const void *secret;         /* keys the digests; NULL: none, so that restarts and other processes agree */
+    size_t secret_bytes;        /* at most 64 */
+
+    enum kvt_device_kind device;
+    uint64_t device_bytes;      /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
+    uint64_t host_bytes;        /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
+    const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
+    uint64_t nvme_bytes;        /* disk space, as du sees it */
+    bool is_codec_off;          /* true: copies stay raw in every tier */
+
+    const char *device_policy;  /* eviction; NULL: "lru" */
+    const char *host_policy;    /* NULL: as device_policy */
+    const char *admission;      /* to nvme; NULL: "all" */
+    enum kvt_prefetch prefetch;
+
+    uint32_t sequences_max;     /* live at once; 0: 4096 */
+    uint32_t transfers_max;     /* in flight at once; 0: 1024 */
+    uint64_t prefetch_bytes_max;     /* in flight for prefetch; 0: 64 MiB */
+    uint64_t transfer_deadline_ns;   /* a transfer past it is abandoned: its waiters get a miss; 0: 30 s */
+    uint64_t step_ns;           /* expected step time until it is measured; 0: 20 ms */
+    uint64_t prefill_tokens_per_s;   /* the engine's; a prefix that would take longer to fetch than to recompute is not fetched. 0: unknown, always fetch */
+
+    uint64_t link_hbm_bytes_per_s;   /* pacing of the emulated device's link; 0: none */
+    uint64_t link_hbm_latency_ns;
+    uint64_t link_nvme_bytes_per_s;  /* pacing of the store's disk; 0: none */
+
+    const struct kvt_env *env;  /* NULL: the real world */
+};
+
+/* All zero but size, version, prefetch and the defaults above. */
+KVT_API struct kvt_config kvt_config_default(void);
+
+/*
+ * Opens a runtime. INVAL: an impossible value; ret_error (which may be NULL) gets one line that names field, value and rule.
+ * BUSY: another process owns the store. NOMEM | IO | UNSUPPORTED: as they say. Nothing is left behind on failure.
+ * The first sequence can be served at once: host memory is prepared in the background.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime,
+                                               char *ret_error, size_t error_bytes);
+
+/* Ends all sequences, drains, makes what was stashed durable, closes. Nulls the pointer; NULL is fine. */
+KVT_API void kvt_close(struct kvt_runtime **runtime);
+
+/*
+ * Forgets every cached block in every tier: after it nothing stored before is ever found again, not after a restart
+ * either, and nothing in flight is published later. Live sequences keep their blocks, unshared. *ret_kept: blocks that
+ * live sequences still hold. IO: the store could not make it durable; its records are unreachable in this process.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept);
+
+/* ---- Sequences ---------------------------------------------------------------------------------------------------- */
+
+struct kvt_seq_params {
+    const uint32_t *tokens;   /* the prompt; borrowed for the call */
+    uint64_t token_count;
+    uint64_t reuse_max;       /* reuse at most that many; UINT64_MAX: no limit */
+    const void *salt;         /* tenants with different salts share nothing; NULL with 0: the common salt */
+    size_t salt_bytes;
+    bool is_idle;             /* true: found and held, but not fetched until resumed or expected */
+};
+
+/*
+ * Creates a sequence from the longest prefix that every layer group has in any tier, found and held in one step: at most
+ * min(reuse_max, token_count - 1) tokens, a multiple of block_tokens. The sequence starts with *ret_reused committed tokens;
+ * the caller appends and commits from there on.
+ * FULL: too many sequences | NOMEM.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params,
+                                                     kvt_seq *ret_seq, uint64_t *ret_reused);
+
+enum kvt_room {
+    KVT_ROOM_OK,       /* the slots are there */
+    KVT_ROOM_PENDING,  /* room is being made: kvt_wait and ask again */
+    KVT_ROOM_FULL,     /* active sequences claim everything: set one idle or finish one */
+    KVT_ROOM_TOO_LONG  /* more than the device alone holds */
+};
+
+/*
+ * Reserves slots for n more tokens, all or none. In a state group the first append also gives the live state its slot.
+ * A sequence that is not ready may append. INVAL: stale or idle sequence.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n, enum kvt_room *ret_room);
+
+enum kvt_commit_flags {
+    KVT_COMMIT_SNAPSHOT = 1 << 0 /* state groups: keep the state at the end of these tokens (a multiple of block_tokens) */
+};
+
+/*
+ * The KV of these n tokens (all groups) is written at this point of stream. In append order; full blocks are sealed
+ * and can be shared from now on. INVAL, nothing changed: more than is reserved, stale or idle sequence, or not in a step.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens,
+                                                     uint64_t n, uint32_t flags, kvt_stream stream);
+
+/* A second sequence with the same committed tokens; blocks are shared, the tail is copied when one of them appends. FULL | INVAL | NOMEM. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *ret_fork);
+
+/*
+ * Cuts the sequence to `tokens` committed tokens; reserved ones go first. tail_tokens: the ids of the last
+ * tokens % block_tokens tokens that are kept, NULL when that is 0. *ret_kept <= tokens: what every group can still serve;
+ * the tokens from there on must be computed again. INVAL: longer than the sequence, or in a step.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens,
+                                                       const uint32_t *tail_tokens, uint64_t *ret_kept);
+
+/*
+ * Drops all but the first `sinks` and the last `window` tokens, whole blocks only, in the full groups. What is computed
+ * later attends to less, so its keys say so: it never matches a plain prefix. INVAL: in a step.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_window(struct kvt_runtime *runtime, kvt_seq seq, uint64_t sinks, uint64_t window);
+
+/* Between turns: the blocks stay held, and may leave the device. Reserved tokens are given back. INVAL: in a step. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq);
+
+/* Claims the device again and fetches what is missing, before anything else. FULL in *ret_room: set another one idle first. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room);
+
+/* Ends the sequence; never waits. keep: its sealed blocks stay cached. The handle is stale afterwards. INVAL: in a step. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_finish(struct kvt_runtime *runtime, kvt_seq seq, bool keep);
+
+/* Committed tokens of a sequence; 0 for a stale one. */
+KVT_API uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq);
+
+/*
+ * Slots of the sequence's blocks in one group, in token order from block *ret_first on (0 but in window groups);
+ * KVT_NO_SLOT where a block was dropped. State group: one entry, the live state. Valid from step_begin to step_end.
+ * *ret_count: how many there are, also when more than max. INVAL: not in a step.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, uint32_t *ret_slots,
+                                                    uint64_t max, uint64_t *ret_first, uint64_t *ret_count);
+
+/* The same blocks' keys: what the bytes are a function of. A block that is not sealed has a zero key. */
+struct kvt_block_key { uint64_t lo, hi; };
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, struct kvt_block_key *ret_keys,
+                                                   uint64_t max, uint64_t *ret_first, uint64_t *ret_count);
+
+/* ---- Look-ahead and steps ------------------------------------------------------------------------------------------ */
+
+/*
+ * Sequence i is expected to decode in steps[i] steps from now. Each call replaces what was said before of its sequences.
+ * Drives prefetch of idle sequences; stale sequences are skipped.
+ */
+KVT_API void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
+
+enum kvt_ready {
+    KVT_READY,     /* in the step */
+    KVT_NOT_READY, /* blocks are on their way: not in the step */
+    KVT_LOST       /* tokens from lost_from on are gone: truncate to it and compute them again. Not in the step */
+};
+
+struct kvt_step_entry {
+    kvt_seq seq;         /* in */
+    enum kvt_ready ready; /* out */
+    uint64_t lost_from;  /* out, when lost */
+};
+
+/*
+ * Begins a step of the sequences that are ready: their blocks are pinned until step_end, and stream is ordered after
+ * everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already stepping sequence.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n,
+                                                     kvt_stream stream, kvt_step *ret_step);
+
+/* Everything of the step is submitted to its stream. INVAL: no such step. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step);
+
+/* Why sequences are not ready: where the time goes. */
+enum kvt_stall_cause {
+    KVT_STALL_LATE_HINT,  /* look-ahead was told too late for the links */
+    KVT_STALL_NO_SLOT,    /* no device or host slot was free */
+    KVT_STALL_NVME_QUEUE, /* waiting for a place in the disk's queue */
+    KVT_STALL_NVME_LINK,  /* the disk was reading it */
+    KVT_STALL_HOST_LINK,  /* the host link was moving it */
+    KVT_STALL_CODEC,      /* unpacking */
+    KVT_STALL_OTHER,
+    KVT_STALL_COUNT
+};
+KVT_API const char *kvt_stall_name(enum kvt_stall_cause cause);
+
+/* What the sequence waits for at this moment; KVT_STALL_OTHER when it is ready. */
+KVT_API enum kvt_stall_cause kvt_seq_stall(struct kvt_runtime *runtime, kvt_seq seq);
+
+/* Blocks until something became ready or room was made since the last call, or until timeout_ns has passed. False: timed out. */
+KVT_API bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns);
+
+/* Readable when kvt_wait would not block. Owned by the runtime. */
+KVT_API int kvt_eventfd(struct kvt_runtime *runtime);
+
+/* ---- Numbers -------------------------------------------------------------------------------------------------------- */
+
+enum { KVT_TIER_DEVICE, KVT_TIER_HOST, KVT_TIER_NVME, KVT_TIERS };
+
+struct kvt_tier_stats {
+    uint64_t capacity_bytes, used_bytes, peak_bytes;
+    uint64_t blocks;              /* resident copies at this moment */
+    uint64_t blocks_max;          /* peak of it */
+    uint64_t hits, misses;        /* blocks found here, and not found here, by create */
+    uint64_t evictions;           /* copies that made room for others */
+    uint64_t bytes_in, bytes_out; /* as they crossed, packed or raw */
+};
+
+struct kvt_stats {
+    struct kvt_tier_stats tiers[KVT_TIERS];
+    uint64_t sequences, sequences_max;
+    uint64_t blocks;                    /* known to the core */
+    uint64_t slot_tokens, used_tokens;  /* of live sequences on the device: tokens that fit in their slots, tokens committed */
+    uint64_t stashes, fetches, copies;  /* transfers that completed */
+    uint64_t failures, abandoned;       /* transfers that failed; that passed their deadline */
+    uint64_t quarantined;               /* slots that wait for a device or a kernel to be done with them */
+    uint64_t lost_blocks;               /* of live sequences */
+    uint64_t dropped_blocks;            /* cached ones that found no room below */
+    uint64_t packed_blocks, raw_blocks; /* stashes from the device by form */
+    uint64_t packed_bytes, packed_raw_bytes;   /* what they took, and would have taken raw */
+    uint64_t host_raw_equivalent_bytes; /* raw bytes of what the host tier holds now */
+    uint64_t store_raw_bytes, store_stored_bytes;  /* written: raw bytes of the blocks; record bytes with header and padding */
+    uint64_t store_allocated_bytes, store_allocated_peak;  /* as du sees it */
+    uint64_t store_records;
+    uint64_t bookkeeping_bytes;         /* the core's tables, touched or not */
+    uint64_t prefetched_blocks, demand_blocks;     /* fetches to the device by reason */
+};
+
+KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
+
+/* ---- The emulated device ---------------------------------------------------------------------------------------------- */
+
+/* Which device it is: "cuda" or "emulated". */
+KVT_API const char *kvt_device_name(struct kvt_runtime *runtime);
+
+/* Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. */
+KVT_API void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot);
+
+/* Slots of the pool that the group lives in. */
+KVT_API uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group);
+
+/* The i-th engine stream (0 to 7) of an emulated device; NULL on a real one. */
+KVT_API kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i);
+
+/* Runs run(user) on the stream in its turn: a kernel. UNSUPPORTED on a real device. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream, void (*run)(void *user), void *user);
+
+/* Blocks until everything launched on the stream has run. */
+KVT_API void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

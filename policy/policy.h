@@ -1,0 +1,77 @@
+/*
+ * policy: orders. Eviction policies order the slots of one pool, admission policies say yes or no.
+ *
+ * Rules:
+ * 1. Pure and deterministic: no clock, I/O, lock, log; no allocation after create. Time, if needed, is a count of calls.
+ * 2. Per-slot data lives in the policy's own arrays, indexed by slot, never in the block.
+ * 3. The core never names a policy: one file plus one line in registry.c. A need of one policy becomes data for all,
+ *    or is refused.
+ *
+ * Thread:  under the runtime's lock.
+ */
+#ifndef KVT_POLICY_POLICY_H
+#define KVT_POLICY_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+#define KVT_POLICY_NONE UINT32_MAX
+
+enum kvt_policy_why {
+    KVT_POLICY_EVICTED, /* made room for another; a policy may remember its key (a ghost) */
+    KVT_POLICY_DROPPED  /* its content ended (reset, released, lost); nothing may be remembered */
+};
+
+struct kvt_policy; /* each implementation's own struct */
+
+/* A slot is absent, held (pinned, moving: never a victim) or idle. */
+struct kvt_policy_ops {
+    const char *name;
+    const char *summary; /* one line for --help */
+
+    /* NOMEM. Slots are 0 .. slot_count - 1, all absent. */
+    enum kvt_status (*create)(uint32_t slot_count, uint64_t seed, struct kvt_policy **ret_policy);
+    void (*destroy)(struct kvt_policy *policy);
+
+    void (*insert)(struct kvt_policy *policy, uint32_t slot, uint64_t key_hash); /* absent -> held */
+    void (*touch)(struct kvt_policy *policy, uint32_t slot);                     /* used again; held or idle */
+    void (*hold)(struct kvt_policy *policy, uint32_t slot);                      /* idle -> held */
+    void (*release)(struct kvt_policy *policy, uint32_t slot);                   /* held -> idle; the release itself is no use */
+    void (*remove)(struct kvt_policy *policy, uint32_t slot, enum kvt_policy_why why); /* held or idle -> absent */
+
+    /* An idle slot, KVT_POLICY_NONE iff none is idle. May reorder, never removes. Asked twice it answers the same. */
+    uint32_t (*victim)(struct kvt_policy *policy);
+
+    /* Walks everything and asserts; tests only. */
+    void (*verify)(const struct kvt_policy *policy);
+};
+
+/* NULL when there is none of that name. */
+const struct kvt_policy_ops *kvt_policy_find(const char *name);
+/* The i-th registered policy, NULL past the end. */
+const struct kvt_policy_ops *kvt_policy_at(uint32_t i);
+
+/* What an admission policy is asked about: a block that is about to be written to nvme for the first time. */
+struct kvt_admission_question {
+    uint64_t key_hash;
+    uint32_t bytes;          /* that would be written */
+    uint32_t uses;           /* how often its tokens were used so far, 1 or more */
+    bool is_referenced;      /* a live sequence holds it: refusing loses its tokens */
+};
+
+struct kvt_admission;
+
+struct kvt_admission_ops {
+    const char *name;
+    const char *summary;
+    enum kvt_status (*create)(uint64_t seed, struct kvt_admission **ret_admission);
+    void (*destroy)(struct kvt_admission *admission);
+    bool (*admits)(struct kvt_admission *admission, const struct kvt_admission_question *question);
+};
+
+const struct kvt_admission_ops *kvt_admission_find(const char *name);
+const struct kvt_admission_ops *kvt_admission_at(uint32_t i);
+
+#endif

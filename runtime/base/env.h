@@ -1,0 +1,50 @@
+/*
+ * env: everything nondeterministic that enters kvtier. Swap it and the whole program becomes a simulation.
+ *
+ * Each member may be left zero: kvt_env_default() says what the real one is. The struct is borrowed by a runtime
+ * from open to close.
+ */
+#ifndef KVT_RUNTIME_BASE_ENV_H
+#define KVT_RUNTIME_BASE_ENV_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvt_block_io_ops; /* tiers/block_io.h */
+struct kvt_gpu_ops;      /* kernels/gpu.h */
+
+enum kvt_log_level { KVT_LOG_ERROR, KVT_LOG_WARN, KVT_LOG_INFO, KVT_LOG_DEBUG };
+
+struct kvt_env {
+    /* Monotonic time in nanoseconds, any thread. NULL: CLOCK_MONOTONIC. */
+    uint64_t (*now_ns)(void *clock_user);
+    void *clock_user;
+
+    /* One line of text without its newline, any thread. NULL: silent. */
+    void (*log)(void *log_user, enum kvt_log_level level, const char *line);
+    void *log_user;
+
+    /* NULL: io_uring with O_DIRECT, or what the probe at open finds to work instead. */
+    const struct kvt_block_io_ops *block_io;
+    void *block_io_user;
+
+    /* NULL: CUDA when a device and a driver are there, otherwise the emulated device. */
+    const struct kvt_gpu_ops *gpu;
+
+    /* True: no thread is started anywhere; polling a tier does its work in the caller's thread. */
+    bool is_single_threaded;
+
+    /* Seed of the few random choices. 0 is a seed like any other. */
+    uint64_t seed;
+};
+
+/* The real world: CLOCK_MONOTONIC, no log, real devices, threads. */
+struct kvt_env kvt_env_default(void);
+
+static inline uint64_t kvt_env_now_ns(const struct kvt_env *env) { return env->now_ns(env->clock_user); }
+
+/* Formats one line and hands it to env->log; nothing happens when there is none. */
+void kvt_log(const struct kvt_env *env, enum kvt_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

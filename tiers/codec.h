@@ -1,0 +1,49 @@
+/*
+ * codec: the packed form of a block: a directory of chunk offsets, then one chunk for each layer.
+ *
+ * Lossless and bit-exact. The rank planes (kernels/) do the work on bf16, fp16 and fp8; LZ4 is an adaptive second stage
+ * where it pays, and the whole of it for other types. docs/codec.md and codec.c open with the byte table.
+ *
+ * Thread:  pack and unpack from any thread; each caller brings its own scratch. What the codec learns (base tables, where LZ4
+ *          pays) is published atomically inside.
+ * Memory:  taken in create; pack and unpack take none.
+ * Trust:   unpack believes nothing: every offset, size and stream position is bounded by what it was given. Damaged input
+ *          is CORRUPT, never a read or write out of bounds. A wrong but well-formed input cannot be told here: that is
+ *          what the store's checksum is for.
+ */
+#ifndef KVT_TIERS_CODEC_H
+#define KVT_TIERS_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtier/shape.h"
+#include "runtime/base/status.h"
+
+struct kvt_codec;
+
+/* One chunk as it lies in memory: plane[p] points to the first of `tokens` contiguous rows of kvt_group_row_bytes(). */
+struct kvt_chunk_view { uint8_t *plane[2]; };
+
+/* NOMEM. The shape is copied. */
+KVT_NODISCARD enum kvt_status kvt_codec_create(const struct kvt_model_shape *shape, struct kvt_codec **ret_codec);
+void kvt_codec_destroy(struct kvt_codec **codec);
+
+/* Bytes of scratch that pack and unpack want; 64-byte aligned memory, one per thread. */
+size_t kvt_codec_scratch_bytes(const struct kvt_codec *codec);
+
+/*
+ * Packs the valid tokens of a block. chunks: one view per layer of the group. Returns the packed length, or 0 when
+ * packing saves less than 1/32 or does not fit in capacity: then the block stays raw. target is undefined after 0.
+ */
+uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kvt_chunk_view *chunks, uint32_t tokens,
+                        uint8_t *target, uint32_t capacity, void *scratch);
+
+/*
+ * The inverse: writes the valid tokens into chunks. CORRUPT: packed[0 .. length) is no packed block of this group with
+ * that many tokens; the chunks are undefined then.
+ */
+KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
+                                               uint32_t tokens, const struct kvt_chunk_view *chunks, void *scratch);
+
+#endif

@@ -4,8 +4,8 @@
     tests/summary.py BUILD/meson-logs/testlog.json
 
 A cmocka program counts as its test functions, any other program as one test. A program that dies, hangs or fails
-outside its test functions (a sanitizer's report, say) adds one failure. The last line is "N passed, N failed, N skipped";
-the exit status is 1 when something failed or nothing ran.
+outside its test functions (a sanitizer's report, say) adds one failure. The last line is
+"N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran.
 """
 import json
 import re

@@ -81,7 +81,8 @@ EXAMPLES = {
          [("tests/unit/a.c", n) for n in (1, 2, 3)]),
         ({"tiers/a.c": "exit(1);\nabort();\nprintf(x);\n"}, [("tiers/a.c", n) for n in (1, 2, 3)]),
         ({"tools/a.c": '/* malloc(1) */ const char *s = "free(x)"; // rand()\n'
-                       "kvt_free(p); ops->free(p); e.time(1); printf(s); snprintf(a, 1, s); static_assert(1);\n", "runtime/base/mem.c": "free(malloc(1));\n",
+                       "kvt_free(p); ops->free(p); e.time(1); printf(s); snprintf(a, 1, s); static_assert(1);\n",
+          "runtime/base/mem.c": "free(malloc(1));\n",
           "tests/a.c": "free(malloc(1)); assert_true(1);\n"}, []),
     ],
     tidy.rule_single_writer: [
@@ -170,7 +171,7 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", help="a configured build folder: its targets say which sources are built")
     parser.add_argument("--cc", default=shutil.which("cc") or "", help="C compiler")
-    parser.add_argument("--cxx", default=shutil.which("c++") or "", help="C++ compiler; empty: no header is tried as C++")
+    parser.add_argument("--cxx", default=shutil.which("c++") or "", help="C++ compiler; empty: no C++ is tried")
     parser.add_argument("--flags", default="", help="more flags for the headers (include paths of libraries)")
     parser.add_argument("--only", help="run the tests whose name contains this")
     options = parser.parse_args()

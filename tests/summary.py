@@ -3,9 +3,9 @@
 
     tests/summary.py BUILD/meson-logs/testlog.json
 
-A cmocka program counts as its test functions, any other program as one test. A program that dies, hangs or fails
-outside its test functions (a sanitizer's report, say) adds one failure. The last line is
-"N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran.
+A cmocka program counts as its test functions, any other program as one test. A test function that never returned (a
+crash, a hang) failed; a program that fails outside its functions (a leak found at its end, say) adds one failure. The
+last line is "N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran.
 """
 import json
 import re
@@ -13,7 +13,7 @@ import sys
 
 GOOD = {"OK", "EXPECTEDFAIL"}
 
-CASE_LINE = re.compile(r"^\[ +(OK|FAILED|ERROR|SKIPPED) +\] ([A-Za-z0-9_]+)$", re.MULTILINE)
+CASE_LINE = re.compile(r"^\[ +(RUN|OK|FAILED|ERROR|SKIPPED) +\] ([A-Za-z0-9_]+)$", re.MULTILINE)
 
 
 def count_program(entry):
@@ -31,6 +31,7 @@ def count_program(entry):
     passed = sum(word == "OK" for word in outcome.values())
     skipped = sum(word == "SKIPPED" for word in outcome.values())
     failed = [f"{program}: {name}" for name, word in outcome.items() if word in ("FAILED", "ERROR")]
+    failed += [f"{program}: {name} (did not return)" for name, word in outcome.items() if word == "RUN"]
     if result not in GOOD and not failed:
         failed = [f"{program} ({result.lower()}, exit status {entry.get('returncode')})"]
     return passed, failed, skipped

@@ -93,6 +93,10 @@ EXAMPLES = {
         ({"runtime/block.c": "void f(void)\n{\n    c->state = 1;\n    c->state = 2;\n}\n",
           "runtime/planner.c": "if (c->state == 1) x = (struct s){ .state = 1 };\n",
           "tools/a.c": "s->state = 1;\n"}, []),
+        ({"runtime/core.c": "b->state_bits |= 1;\nif (b->state_bits == 0) b[i].state_bits++;\n"},
+         [("runtime/core.c", 1), ("runtime/core.c", 2)]),
+        ({"runtime/core.c": "*b = (struct s){ .state_bits = 0 };\n",
+          "runtime/block.c": "void f(void)\n{\n    b->state_bits = (uint8_t)(b->state_bits & 3u);\n}\n"}, []),
     ],
     tidy.rule_unfinished: [
         ({"docs/a.md": f"one\n{LEFT_OVER}: two\n"}, [("docs/a.md", 2)]),

@@ -16,7 +16,7 @@ import tempfile
 LAYER_FOLDERS = ("connectors", "include", "kernels", "policy", "runtime", "tests", "tiers", "tools")
 SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", ".cache"}
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh"}
-CODE_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".cc", ".cpp"}
+CODE_SUFFIXES = C_SUFFIXES | {".S", ".py", ".sh", ".cc", ".cpp"}
 TEXT_NAMES = {"meson.build", "meson_options.txt", "dev", "run", ".clang-format", ".clang-tidy"}
 TEXT_SUFFIXES = CODE_SUFFIXES | {".md", ".build"}
 

@@ -44,10 +44,9 @@ static void a_failing_assertion_reaches_the_hook_with_its_text(void **state)
 static void an_implication_fails_in_one_case_of_four(void **state)
 {
     (void)state;
-    assert_true(KVT_IMPLIES(false, false));
-    assert_true(KVT_IMPLIES(false, true));
-    assert_false(KVT_IMPLIES(true, false));
-    assert_true(KVT_IMPLIES(true, true));
+    for (uint32_t a = 0; a < 2; a++) {
+        for (uint32_t b = 0; b < 2; b++) assert_int_equal(KVT_IMPLIES(a, b), !(a == 1 && b == 0));
+    }
 }
 
 /* ---- bytes ---- */

@@ -385,15 +385,24 @@ static enum kvt_status read_groups(const struct config *config, struct kvt_model
     return kvt_shape_check(&of_one_token, config->ret_error, config->error_bytes);
 }
 
-static enum kvt_status read_model(struct config *config, struct kvt_model *model)
+/* Models for more than text keep the language model's part in an object of its own, some inside another one. */
+static bool descend(struct config *config)
 {
     static const char *const nested[] = { "text_config", "llm_config", "language_config", "thinker_config" };
-    config->text = config->root;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(nested); i++) {
         struct json_object *inner;
-        while (json_object_object_get_ex(config->text, nested[i], &inner) && json_object_is_type(inner, json_type_object))
+        if (json_object_object_get_ex(config->text, nested[i], &inner) && json_object_is_type(inner, json_type_object)) {
             config->text = inner;
+            return true;
+        }
     }
+    return false;
+}
+
+static enum kvt_status read_model(struct config *config, struct kvt_model *model)
+{
+    config->text = config->root;
+    while (descend(config)) { }
     config->model_type = get_text(config, "model_type");
     if (!config->model_type) config->model_type = "";
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(families); i++) {

@@ -72,7 +72,7 @@ static void a_mooncake_trace_is_read_field_by_field(void **state)
 {
     (void)state;
     struct kvt_workload *w = read_text(
-        "\n{\"timestamp\": 5, \"input_length\": 9, \"output_length\": 2, \"hash_ids\": [7, 8, 18446744073709551615]}\r\n"
+        "\n{\"timestamp\": 5, \"input_length\": 9, \"output_length\": 2, \"hash_ids\": [7, 8, 18446744073709551614]}\r\n"
         "  \n{\"created_time\": 6.5, \"input_tokens\": 9, \"output_tokens\": 0, \"hash_ids\": [7, 9], \"more\": {}}");
     assert_int_equal(w->request_count, 2);
     assert_int_equal(w->session_count, 0);
@@ -80,7 +80,7 @@ static void a_mooncake_trace_is_read_field_by_field(void **state)
     assert_int_equal(w->requests[0].prompt_tokens, 9);
     assert_int_equal(w->requests[0].output_tokens, 2);
     assert_int_equal(w->requests[0].id_count, 3);
-    assert_true(w->requests[0].ids[2] == UINT64_MAX);
+    assert_true(w->requests[0].ids[2] == UINT64_MAX - 1);
     assert_int_equal(w->requests[0].session, KVT_NO_SESSION);
     assert_true(w->requests[0].is_last_turn);
     assert_int_equal(w->requests[1].arrival_ns, 1500000);
@@ -162,11 +162,17 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
         { GOOD "{\"timestamp\":0,\"input_length\":8,\"output_length\":1,\"hash_ids\":[1,2,3]}",
           ":2: hash_ids has 3 ids: 8 tokens in blocks of 4 take 2 or 2" },
         { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,-2]}",
-          ":1: an id of hash_ids is -2: a whole number, not negative" },
+          ":1: an id of hash_ids is -2: a whole number, 0 to 18446744073709551614" },
+        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,18446744073709551616]}",
+          ":1: an id of hash_ids is 18446744073709551615: a whole number, 0 to 18446744073709551614" },
+        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,NaN]}",
+          ":1: an id of hash_ids is NaN: a whole number, 0 to 18446744073709551614" },
         { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,\"2\"]}",
-          ":1: an id of hash_ids is \"2\": a whole number, not negative" },
+          ":1: an id of hash_ids is \"2\": a whole number, 0 to 18446744073709551614" },
         { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":{}}",
           ":1: session_id is { }: a string or a whole number" },
+        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":99999999999999999999}",
+          ":1: session_id is 18446744073709551615: a string or a whole number" },
         { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}\n"
           "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}",
           ":2: turn is 2: higher than that of the session's turn before" },
@@ -227,6 +233,50 @@ static void impossible_options_are_refused(void **state)
     options.trace = "x";
     assert_int_equal(kvt_workload_create(&options, &workload, NULL, 0), KVT_INVAL);
     assert_null(workload);
+}
+
+/* What a fuzzer would find first: any change of a few bytes is read or refused by line, never a crash, never a broken promise. */
+static void a_mangled_trace_is_read_or_refused(void **state)
+{
+    (void)state;
+    static const char trace[] =
+        GOOD "{\"timestamp\":3,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1],\"session_id\":\"s\",\"turn\":0,\"think_ms\":2}\n"
+        "{\"timestamp\":4,\"input_length\":8,\"output_length\":0,\"hash_ids\":[1,2],\"session_id\":\"s\",\"turn\":1,\"think_ms\":2}\n";
+    static const char azure[] = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50,396,109";
+    struct kvt_rng rng = { 11 };
+    uint32_t read = 0;
+    for (uint32_t i = 0; i < 3000; i++) {
+        char text[sizeof trace];
+        const bool is_azure = i % 3 == 0;
+        const size_t length = (is_azure ? sizeof azure : sizeof trace) - 1;
+        memcpy(text, is_azure ? azure : trace, length);
+        const uint64_t changes = 1 + kvt_rng_below(&rng, 2);
+        for (uint64_t c = 0; c < changes; c++) {
+            const char any = (char)kvt_rng_below(&rng, 256);
+            text[kvt_rng_below(&rng, length)] = i % 2 == 0 ? any : trace[kvt_rng_below(&rng, sizeof trace - 1)];
+        }
+        write_trace(text, i % 7 == 0 ? kvt_rng_below(&rng, length) : length);
+        struct kvt_workload *workload = NULL;
+        char error[512] = "";
+        const struct kvt_workload_options options = { .trace = trace_path, .block_tokens = 4 };
+        const enum kvt_status status = kvt_workload_create(&options, &workload, error, sizeof error);
+        if (status != KVT_OK) {
+            assert_int_equal(status, KVT_INVAL);
+            assert_int_equal(strncmp(error, trace_path, strlen(trace_path)), 0);
+            for (const char *c = error; *c; c++) assert_true((unsigned char)*c >= ' ' && *c != 0x7f);
+            continue;
+        }
+        read++;
+        for (uint32_t r = 0; r < workload->request_count; r++) {
+            const struct kvt_request *request = &workload->requests[r];
+            assert_true(r == 0 || request->arrival_ns >= workload->requests[r - 1].arrival_ns);
+            assert_true(request->prompt_tokens >= 1);
+            assert_true(request->id_count <= (request->prompt_tokens + 3) / 4);
+            assert_true(request->session == KVT_NO_SESSION || request->session < workload->session_count);
+        }
+        kvt_workload_destroy(&workload);
+    }
+    assert_true(read > 100);
 }
 
 /* ---- Streams ------------------------------------------------------------------------------------------------------------ */
@@ -534,6 +584,7 @@ int main(void)
         cmocka_unit_test(a_broken_line_is_refused_by_file_line_value_and_rule),
         cmocka_unit_test(a_file_that_cannot_be_read_is_said_by_name),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(a_mangled_trace_is_read_or_refused),
         cmocka_unit_test(equal_ids_are_equal_blocks_and_nothing_else_is_shared),
         cmocka_unit_test(a_generator_is_a_pure_function_of_its_options),
         cmocka_unit_test(generated_workloads_are_pinned),

@@ -95,6 +95,12 @@ static enum kvt_status parse_ms(const struct reader *reader, const char *name, s
     return refuse_field(reader, name, value, "milliseconds, 0 to 10000000000000");
 }
 
+/* json-c turns a whole number that is too large into the nearest that is not: two ids would become one. */
+static bool is_clamped(struct json_object *number)
+{
+    return json_object_get_uint64(number) == UINT64_MAX || json_object_get_int64(number) == INT64_MIN;
+}
+
 static enum kvt_status read_ids(const struct reader *reader, const struct kvt_request *request)
 {
     struct json_object *array;
@@ -112,8 +118,8 @@ static enum kvt_status read_ids(const struct reader *reader, const struct kvt_re
     }
     for (size_t i = 0; i < count; i++) {
         struct json_object *id = json_object_array_get_idx(array, i);
-        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0)
-            return refuse_field(reader, "an id of hash_ids", id, "a whole number, not negative");
+        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0 || is_clamped(id))
+            return refuse_field(reader, "an id of hash_ids", id, "a whole number, 0 to 18446744073709551614");
         KVT_TRY(kvt_workload_add_id(reader->build, json_object_get_uint64(id)));
     }
     return KVT_OK;
@@ -182,7 +188,8 @@ static void destroy_table(struct session_table *table)
 /* A trace may begin in the middle of a session: turns are counted from the first one that is there. */
 static enum kvt_status read_turn(struct reader *reader, struct json_object *id, struct kvt_request *request)
 {
-    if (!json_object_is_type(id, json_type_string) && !json_object_is_type(id, json_type_int))
+    const bool is_number = json_object_is_type(id, json_type_int) && !is_clamped(id);
+    if (!is_number && !json_object_is_type(id, json_type_string))
         return refuse_field(reader, "session_id", id, "a string or a whole number");
     uint32_t index;
     KVT_TRY(find_session(&reader->table, json_object_to_json_string(id), &index));

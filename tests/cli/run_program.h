@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define OUTPUT_BYTES_MAX 65536
-#define ARGUMENTS_MAX    32
+#define ARGUMENTS_MAX 32
 
 struct outcome {
     int exit_status; /* -1: it did not exit by itself */

@@ -13,10 +13,7 @@
 static const char *program;
 static struct outcome outcome;
 
-static void run(const char *const *arguments)
-{
-    assert_true(run_program(program, arguments, &outcome));
-}
+static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
 
 #define RUN(...) run((const char *const[]){ __VA_ARGS__, NULL })
 
@@ -27,32 +24,32 @@ static void the_json_of_llama_3_70b_is_exact(void **state)
     assert_int_equal(outcome.exit_status, 0);
     assert_string_equal(outcome.err, "");
     assert_string_equal(outcome.out,
-        "{\n"
-        "  \"model\": \"llama-3-70b\",\n"
-        "  \"context\": 4096,\n"
-        "  \"batch\": 32,\n"
-        "  \"block_tokens\": 16,\n"
-        "  \"bytes_per_token\": 327680,\n"
-        "  \"bytes_per_sequence\": 1342177280,\n"
-        "  \"total_bytes\": 42949672960,\n"
-        "  \"sequences_that_fit\": {\n"
-        "  },\n"
-        "  \"expected_ratio\": 1.40,\n"
-        "  \"groups\": [\n"
-        "    {\n"
-        "      \"kind\": \"full\",\n"
-        "      \"layers\": 80,\n"
-        "      \"window\": null,\n"
-        "      \"dtype\": \"bf16\",\n"
-        "      \"bytes_per_token\": 327680,\n"
-        "      \"bytes_per_sequence\": 1342177280\n"
-        "    }\n"
-        "  ],\n"
-        "  \"bytes_per_sequence_ignoring_windows\": 1342177280,\n"
-        "  \"bytes_per_sequence_in_blocks\": 1342177280,\n"
-        "  \"attention_heads\": 64,\n"
-        "  \"attention_matrix_bytes\": 2147483648\n"
-        "}\n");
+                        "{\n"
+                        "  \"model\": \"llama-3-70b\",\n"
+                        "  \"context\": 4096,\n"
+                        "  \"batch\": 32,\n"
+                        "  \"block_tokens\": 16,\n"
+                        "  \"bytes_per_token\": 327680,\n"
+                        "  \"bytes_per_sequence\": 1342177280,\n"
+                        "  \"total_bytes\": 42949672960,\n"
+                        "  \"sequences_that_fit\": {\n"
+                        "  },\n"
+                        "  \"expected_ratio\": 1.40,\n"
+                        "  \"groups\": [\n"
+                        "    {\n"
+                        "      \"kind\": \"full\",\n"
+                        "      \"layers\": 80,\n"
+                        "      \"window\": null,\n"
+                        "      \"dtype\": \"bf16\",\n"
+                        "      \"bytes_per_token\": 327680,\n"
+                        "      \"bytes_per_sequence\": 1342177280\n"
+                        "    }\n"
+                        "  ],\n"
+                        "  \"bytes_per_sequence_ignoring_windows\": 1342177280,\n"
+                        "  \"bytes_per_sequence_in_blocks\": 1342177280,\n"
+                        "  \"attention_heads\": 64,\n"
+                        "  \"attention_matrix_bytes\": 2147483648\n"
+                        "}\n");
 }
 
 static void the_json_of_gemma_3_27b_counts_its_windows(void **state)
@@ -62,45 +59,45 @@ static void the_json_of_gemma_3_27b_counts_its_windows(void **state)
     assert_int_equal(outcome.exit_status, 0);
     assert_string_equal(outcome.err, "");
     assert_string_equal(outcome.out,
-        "{\n"
-        "  \"model\": \"gemma-3-27b\",\n"
-        "  \"context\": 32768,\n"
-        "  \"batch\": 1,\n"
-        "  \"block_tokens\": 16,\n"
-        "  \"bytes_per_token\": 507904,\n"
-        "  \"bytes_per_sequence\": 3120562176,\n"
-        "  \"total_bytes\": 3120562176,\n"
-        "  \"sequences_that_fit\": {\n"
-        "    \"hbm\": 22,\n"
-        "    \"host\": 88,\n"
-        "    \"nvme\": 352,\n"
-        "    \"host_packed\": 123,\n"
-        "    \"nvme_packed\": 493\n"
-        "  },\n"
-        "  \"expected_ratio\": 1.40,\n"
-        "  \"groups\": [\n"
-        "    {\n"
-        "      \"kind\": \"full\",\n"
-        "      \"layers\": 10,\n"
-        "      \"window\": null,\n"
-        "      \"dtype\": \"bf16\",\n"
-        "      \"bytes_per_token\": 81920,\n"
-        "      \"bytes_per_sequence\": 2684354560\n"
-        "    },\n"
-        "    {\n"
-        "      \"kind\": \"window\",\n"
-        "      \"layers\": 52,\n"
-        "      \"window\": 1024,\n"
-        "      \"dtype\": \"bf16\",\n"
-        "      \"bytes_per_token\": 425984,\n"
-        "      \"bytes_per_sequence\": 436207616\n"
-        "    }\n"
-        "  ],\n"
-        "  \"bytes_per_sequence_ignoring_windows\": 16642998272,\n"
-        "  \"bytes_per_sequence_in_blocks\": 3120562176,\n"
-        "  \"attention_heads\": 32,\n"
-        "  \"attention_matrix_bytes\": 68719476736\n"
-        "}\n");
+                        "{\n"
+                        "  \"model\": \"gemma-3-27b\",\n"
+                        "  \"context\": 32768,\n"
+                        "  \"batch\": 1,\n"
+                        "  \"block_tokens\": 16,\n"
+                        "  \"bytes_per_token\": 507904,\n"
+                        "  \"bytes_per_sequence\": 3120562176,\n"
+                        "  \"total_bytes\": 3120562176,\n"
+                        "  \"sequences_that_fit\": {\n"
+                        "    \"hbm\": 22,\n"
+                        "    \"host\": 88,\n"
+                        "    \"nvme\": 352,\n"
+                        "    \"host_packed\": 123,\n"
+                        "    \"nvme_packed\": 493\n"
+                        "  },\n"
+                        "  \"expected_ratio\": 1.40,\n"
+                        "  \"groups\": [\n"
+                        "    {\n"
+                        "      \"kind\": \"full\",\n"
+                        "      \"layers\": 10,\n"
+                        "      \"window\": null,\n"
+                        "      \"dtype\": \"bf16\",\n"
+                        "      \"bytes_per_token\": 81920,\n"
+                        "      \"bytes_per_sequence\": 2684354560\n"
+                        "    },\n"
+                        "    {\n"
+                        "      \"kind\": \"window\",\n"
+                        "      \"layers\": 52,\n"
+                        "      \"window\": 1024,\n"
+                        "      \"dtype\": \"bf16\",\n"
+                        "      \"bytes_per_token\": 425984,\n"
+                        "      \"bytes_per_sequence\": 436207616\n"
+                        "    }\n"
+                        "  ],\n"
+                        "  \"bytes_per_sequence_ignoring_windows\": 16642998272,\n"
+                        "  \"bytes_per_sequence_in_blocks\": 3120562176,\n"
+                        "  \"attention_heads\": 32,\n"
+                        "  \"attention_matrix_bytes\": 68719476736\n"
+                        "}\n");
 }
 
 static void people_get_a_table_that_says_what_grows_how(void **state)
@@ -155,7 +152,9 @@ static void help_and_version_are_no_errors(void **state)
 static void what_is_not_understood_is_one_line_and_exit_status_2(void **state)
 {
     (void)state;
-    static const struct { const char *arguments[8], *line; } cases[] = {
+    static const struct {
+        const char *arguments[8], *line;
+    } cases[] = {
         { { NULL }, "kvtier: no command: kvtier --help lists them" },
         { { "" }, "kvtier: '': no such command: kvtier --help lists them" },
         { { "plann" }, "kvtier: 'plann': no such command: kvtier --help lists them" },
@@ -170,24 +169,30 @@ static void what_is_not_understood_is_one_line_and_exit_status_2(void **state)
         { { "plan", LLAMA, "--", "extra" }, "kvtier plan: 'extra': this command takes options only" },
         { { "plan", LLAMA, "--context", "0" }, "kvtier plan: --context is '0': a whole number, 1 to 1099511627776" },
         { { "plan", LLAMA, "--context", "4k" }, "kvtier plan: --context is '4k': a whole number, 1 to 1099511627776" },
-        { { "plan", LLAMA, "--batch", "-1" }, "kvtier plan: --batch is '-1': a whole number, 1 to 18446744073709551615" },
-        { { "plan", LLAMA, "--block-tokens", "65536" }, "kvtier plan: --block-tokens is '65536': a whole number, 1 to 65535" },
+        { { "plan", LLAMA, "--batch", "-1" },
+          "kvtier plan: --batch is '-1': a whole number, 1 to 18446744073709551615" },
+        { { "plan", LLAMA, "--block-tokens", "65536" },
+          "kvtier plan: --block-tokens is '65536': a whole number, 1 to 65535" },
         { { "plan", LLAMA, "--block-tokens", "65535" },
           "kvtier plan: --block-tokens is '65535': block bytes is 8589803520: at most 1 GiB a block" },
         { { "plan", LLAMA, "--dtype", "int4" }, "kvtier plan: --dtype is 'int4': bf16, fp16, fp8, fp32 or int8" },
         { { "plan", LLAMA, "--hbm", "12" }, "kvtier plan: --hbm is '12': a size needs a unit, as in 64MiB" },
         { { "plan", LLAMA, "--host", "0MiB" }, "kvtier plan: --host is '0MiB': a size is at least 1 byte" },
         { { "plan", LLAMA, "--nvme", "-4GiB" }, "kvtier plan: --nvme is '-4GiB': " RULE_OF_SIZES },
-        { { "plan", LLAMA, "--nvme", "99999999999TiB" }, "kvtier plan: --nvme is '99999999999TiB': a size fits in 64 bits" },
+        { { "plan", LLAMA, "--nvme", "99999999999TiB" },
+          "kvtier plan: --nvme is '99999999999TiB': a size fits in 64 bits" },
         { { "plan", LLAMA, "--hbm", "a\nb\033[31m" }, "kvtier plan: --hbm is 'a?b?[31m': " RULE_OF_SIZES },
         { { "plan", LLAMA, "--batch", "18446744073709551615" },
           "kvtier plan: --context is '8192' and --batch is '18446744073709551615': the bytes must fit in 64 bits" },
         { { "plan", LLAMA, "--context", "1099511627776" },
           "kvtier plan: --context is '1099511627776' and --batch is '1': the bytes must fit in 64 bits" },
-        { { "plan", "--model", "gpt-5" }, "kvtier plan: --model is 'gpt-5': one of llama-3-8b, llama-3-70b, qwen2.5-7b, qwen2.5-72b, "
+        { { "plan", "--model", "gpt-5" },
+          "kvtier plan: --model is 'gpt-5': one of llama-3-8b, llama-3-70b, qwen2.5-7b, qwen2.5-72b, "
           "gemma-3-270m, gemma-3-27b, gpt-oss-20b, qwen3-next-80b, deepseek-v3" },
-        { { "plan", "--shape", "layers=0" }, "kvtier plan: --shape is 'layers=0': layers is '0': a whole number, 1 to 4294967295" },
-        { { "plan", "--config", "/nonexistent" }, "kvtier plan: --config is '/nonexistent': cannot be read: No such file or directory" },
+        { { "plan", "--shape", "layers=0" },
+          "kvtier plan: --shape is 'layers=0': layers is '0': a whole number, 1 to 4294967295" },
+        { { "plan", "--config", "/nonexistent" },
+          "kvtier plan: --config is '/nonexistent': cannot be read: No such file or directory" },
     };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         char line[512];

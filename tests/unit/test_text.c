@@ -13,9 +13,16 @@
 static void sizes_are_exact_and_carry_a_unit(void **state)
 {
     (void)state;
-    static const struct { const char *text; uint64_t bytes; } good[] = {
-        { "4GiB", 4 * KVT_GIB }, { "512MiB", 512 * KVT_MIB }, { "64KiB", 65536 }, { "1B", 1 }, { "16777215TiB", 16777215 * (KVT_GIB << 10) },
-        { "18446744073709551615B", UINT64_MAX }, { "007MiB", 7 * KVT_MIB } };
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = { { "4GiB", 4 * KVT_GIB },
+                 { "512MiB", 512 * KVT_MIB },
+                 { "64KiB", 65536 },
+                 { "1B", 1 },
+                 { "16777215TiB", 16777215 * (KVT_GIB << 10) },
+                 { "18446744073709551615B", UINT64_MAX },
+                 { "007MiB", 7 * KVT_MIB } };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(good); i++) {
         uint64_t bytes = 0;
         assert_null(kvt_parse_size(good[i].text, &bytes));
@@ -26,26 +33,27 @@ static void sizes_are_exact_and_carry_a_unit(void **state)
 static void bad_sizes_are_refused_by_their_rule_and_leave_the_result(void **state)
 {
     (void)state;
-    static const struct { const char *text, *rule; } bad[] = {
-        { "", "a size is a whole number and a unit, as in 64MiB" },
-        { "12", "a size needs a unit, as in 64MiB" },
-        { "99999999999999999999", "a size needs a unit, as in 64MiB" },
-        { "-1GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { "+1GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { " 1GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { "1.5GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { "1.2.3GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { "GiB", "a size is a whole number and a unit, as in 64MiB" },
-        { "nan", "a size is a whole number and a unit, as in 64MiB" },
-        { "0x10MiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "1e3MiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "4GB", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "4gib", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "4 GiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "4GiBx", "a size's unit is B, KiB, MiB, GiB or TiB" },
-        { "0MiB", "a size is at least 1 byte" },
-        { "16777216TiB", "a size fits in 64 bits" },
-        { "18446744073709551616B", "a size fits in 64 bits" } };
+    static const struct {
+        const char *text, *rule;
+    } bad[] = { { "", "a size is a whole number and a unit, as in 64MiB" },
+                { "12", "a size needs a unit, as in 64MiB" },
+                { "99999999999999999999", "a size needs a unit, as in 64MiB" },
+                { "-1GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { "+1GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { " 1GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { "1.5GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { "1.2.3GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { "GiB", "a size is a whole number and a unit, as in 64MiB" },
+                { "nan", "a size is a whole number and a unit, as in 64MiB" },
+                { "0x10MiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "1e3MiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "4GB", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "4gib", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "4 GiB", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "4GiBx", "a size's unit is B, KiB, MiB, GiB or TiB" },
+                { "0MiB", "a size is at least 1 byte" },
+                { "16777216TiB", "a size fits in 64 bits" },
+                { "18446744073709551616B", "a size fits in 64 bits" } };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(bad); i++) {
         uint64_t bytes = 7;
         const char *rule = kvt_parse_size(bad[i].text, &bytes);
@@ -63,7 +71,9 @@ static void counts_keep_to_their_bounds(void **state)
     assert_int_equal(count, 1);
     assert_null(kvt_parse_count("18446744073709551615", 0, UINT64_MAX, &count));
     assert_true(count == UINT64_MAX);
-    static const char *const bad[] = { "", "0", "11", "-1", "+1", "1 ", "1.0", "0x1", "18446744073709551616", "99999999999999999999999", "a" };
+    static const char *const bad[] = {
+        "", "0", "11", "-1", "+1", "1 ", "1.0", "0x1", "18446744073709551616", "99999999999999999999999", "a"
+    };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(bad); i++) {
         count = 7;
         assert_string_equal(kvt_parse_count(bad[i], 1, 10, &count), "a whole number, 1 to 10");
@@ -74,20 +84,34 @@ static void counts_keep_to_their_bounds(void **state)
 static void times_carry_units(void **state)
 {
     (void)state;
-    static const struct { const char *text; uint64_t ns; } good[] = {
-        { "20ms", 20000000 }, { "5s", 5000000000u }, { "1.5s", 1500000000 }, { "0", 0 }, { "0s", 0 }, { "0.25us", 250 }, { "7ns", 7 },
-        { "2min", 120000000000u }, { "1h", 3600000000000u } };
+    static const struct {
+        const char *text;
+        uint64_t ns;
+    } good[] = { { "20ms", 20000000 },
+                 { "5s", 5000000000u },
+                 { "1.5s", 1500000000 },
+                 { "0", 0 },
+                 { "0s", 0 },
+                 { "0.25us", 250 },
+                 { "7ns", 7 },
+                 { "2min", 120000000000u },
+                 { "1h", 3600000000000u } };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(good); i++) {
         uint64_t ns = 1;
         assert_null(kvt_parse_time(good[i].text, &ns));
         assert_true(ns == good[i].ns);
     }
-    static const struct { const char *text, *rule; } bad[] = {
-        { "20", "a time needs a unit, as in 20ms or 5s" }, { "-1s", "a time is a number and a unit, as in 20ms or 5s" },
-        { "", "a time is a number and a unit, as in 20ms or 5s" }, { "inf", "a time is a number and a unit, as in 20ms or 5s" },
-        { ".5s", "a time is a number and a unit, as in 20ms or 5s" }, { "1.s", "a time is a number and a unit, as in 20ms or 5s" },
-        { "5sec", "a time's unit is ns, us, ms, s, min or h" }, { "1e3s", "a time's unit is ns, us, ms, s, min or h" },
-        { "99999999h", "a time is at most 1000 days" } };
+    static const struct {
+        const char *text, *rule;
+    } bad[] = { { "20", "a time needs a unit, as in 20ms or 5s" },
+                { "-1s", "a time is a number and a unit, as in 20ms or 5s" },
+                { "", "a time is a number and a unit, as in 20ms or 5s" },
+                { "inf", "a time is a number and a unit, as in 20ms or 5s" },
+                { ".5s", "a time is a number and a unit, as in 20ms or 5s" },
+                { "1.s", "a time is a number and a unit, as in 20ms or 5s" },
+                { "5sec", "a time's unit is ns, us, ms, s, min or h" },
+                { "1e3s", "a time's unit is ns, us, ms, s, min or h" },
+                { "99999999h", "a time is at most 1000 days" } };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(bad); i++) {
         uint64_t ns = 1;
         assert_string_equal(kvt_parse_time(bad[i].text, &ns), bad[i].rule);

@@ -150,7 +150,7 @@ struct kvt_rank_sampling { uint32_t group_count, stretch, index; };
 static inline struct kvt_rank_sampling kvt_rank_sampling_begin(const struct kvt_rank_shape *shape)
 {
     const uint32_t groups = shape->plane_count * kvt_rank_plane_groups(shape);
-    const uint32_t stretch = groups / 64 > 4 ? groups / 64 : 4;
+    const uint32_t stretch = groups / 32 > 4 ? groups / 32 : 4;
     return (struct kvt_rank_sampling){ .group_count = groups, .stretch = stretch };
 }
 

@@ -14,7 +14,7 @@
  * A file is found by (config.directory, name), so one image serves several directories. Directories need not exist.
  *
  * Determinism: one thread, no clock. Everything random comes from the seed and the order of calls; the same seed and the
- * same calls give the same run. An op is carried out when it comes back, never inside submit, and comes back from a poll
+ * same calls give the same run; ret_ns is always 0. An op is carried out when it comes back, never inside submit, and comes back from a poll
  * after its submit at the earliest. A poll with wait_ns > 0 passes over delays instead of waiting; when only held ops are
  * left it calls config.wait once and returns what there is then.
  *
@@ -114,7 +114,10 @@ bool io_faulty_was_cut(const struct io_faulty_image *image);
 void io_faulty_power_cycle(struct io_faulty_image *image);
 void io_faulty_process_restart(struct io_faulty_image *image);
 
-/* Looking at the disk, and damaging it by hand. False: no such file, or the range is not inside it. */
+/*
+ * Looking at the disk as a read would see it, and damaging it by hand. What was written to a file that is poked or truncated is
+ * safe from then on. False: no such file, or the range is not inside it.
+ */
 bool io_faulty_file_size(const struct io_faulty_image *image, const char *directory, const char *name, uint64_t *ret_size);
 bool io_faulty_peek(const struct io_faulty_image *image, const char *directory, const char *name, uint64_t offset,
                     void *ret_bytes, uint64_t size);

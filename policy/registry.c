@@ -1,0 +1,40 @@
+#include "policy/registry.h"
+
+#include <string.h>
+
+#include "runtime/base/bytes.h"
+
+/* The first one is the default; the others by name. */
+static const struct kvt_policy_ops *const policies[] = {
+    &kvt_policy_lru,
+};
+
+static const struct kvt_admission_ops *const admissions[] = {
+    &kvt_admission_all,
+};
+
+const struct kvt_policy_ops *kvt_policy_at(uint32_t i)
+{
+    return i < KVT_ARRAY_COUNT(policies) ? policies[i] : NULL;
+}
+
+const struct kvt_policy_ops *kvt_policy_find(const char *name)
+{
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(policies); i++) {
+        if (strcmp(policies[i]->name, name) == 0) return policies[i];
+    }
+    return NULL;
+}
+
+const struct kvt_admission_ops *kvt_admission_at(uint32_t i)
+{
+    return i < KVT_ARRAY_COUNT(admissions) ? admissions[i] : NULL;
+}
+
+const struct kvt_admission_ops *kvt_admission_find(const char *name)
+{
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(admissions); i++) {
+        if (strcmp(admissions[i]->name, name) == 0) return admissions[i];
+    }
+    return NULL;
+}

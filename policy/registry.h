@@ -1,0 +1,11 @@
+/* registry: the policies that registry.c names. Each is defined in the file of its name; nothing else includes this. */
+#ifndef KVT_POLICY_REGISTRY_H
+#define KVT_POLICY_REGISTRY_H
+
+#include "policy/policy.h"
+
+extern const struct kvt_policy_ops kvt_policy_lru;
+
+extern const struct kvt_admission_ops kvt_admission_all;
+
+#endif

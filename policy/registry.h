@@ -4,7 +4,10 @@
 
 #include "policy/policy.h"
 
+extern const struct kvt_policy_ops kvt_policy_clock;
+extern const struct kvt_policy_ops kvt_policy_fifo;
 extern const struct kvt_policy_ops kvt_policy_lru;
+extern const struct kvt_policy_ops kvt_policy_sieve;
 
 extern const struct kvt_admission_ops kvt_admission_all;
 

@@ -6,7 +6,10 @@
 
 extern const struct kvt_policy_ops kvt_policy_clock;
 extern const struct kvt_policy_ops kvt_policy_fifo;
+extern const struct kvt_policy_ops kvt_policy_gdsf;
+extern const struct kvt_policy_ops kvt_policy_lfu;
 extern const struct kvt_policy_ops kvt_policy_lru;
+extern const struct kvt_policy_ops kvt_policy_lru_reward;
 extern const struct kvt_policy_ops kvt_policy_sieve;
 
 extern const struct kvt_admission_ops kvt_admission_all;

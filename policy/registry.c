@@ -7,7 +7,8 @@
 /* The first one is the default; the others by name. */
 static const struct kvt_policy_ops *const policies[] = {
     &kvt_policy_lru,  &kvt_policy_lru_reward, &kvt_policy_fifo, &kvt_policy_clock,
-    &kvt_policy_sieve, &kvt_policy_lfu, &kvt_policy_gdsf,
+    &kvt_policy_sieve, &kvt_policy_lfu,        &kvt_policy_gdsf, &kvt_policy_s3fifo,
+    &kvt_policy_arc,   &kvt_policy_two_q,      &kvt_policy_lirs,
 };
 
 static const struct kvt_admission_ops *const admissions[] = {

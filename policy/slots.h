@@ -26,9 +26,10 @@
 #define KVT_SLOT_OWN_MASK 0xc0u
 
 #define KVT_SLOTS_LISTS_MAX 4u
+#define KVT_SLOTS_COUNT_MAX (UINT32_C(1) << 30)
 
 struct kvt_slots {
-    struct kvt_order order; /* lists of slots; numbers from slot_count on and further lists are the policy's own */
+    struct kvt_order order; /* links 8 bytes a slot */
     uint8_t *bits;
     uint32_t slot_count;
     uint32_t idle_count;
@@ -37,13 +38,13 @@ struct kvt_slots {
 
 /* NOMEM; then done() is still fine. Slots are on lists 0 to 3 only. */
 KVT_NODISCARD static inline enum kvt_status kvt_slots_init(struct kvt_slots *slots, uint32_t slot_count,
-                                                           uint32_t number_count, uint32_t list_count)
+                                                           uint32_t list_count)
 {
-    KVT_ASSERT(number_count >= slot_count);
+    KVT_ASSERT(slot_count <= KVT_SLOTS_COUNT_MAX);
     *slots = (struct kvt_slots){ .slot_count = slot_count };
     slots->bits = kvt_table_map((uint64_t)slot_count + 1);
     if (!slots->bits) return KVT_NOMEM;
-    return kvt_order_init(&slots->order, number_count, list_count);
+    return kvt_order_init(&slots->order, slot_count, list_count);
 }
 
 static inline void kvt_slots_done(struct kvt_slots *slots)

@@ -33,7 +33,7 @@ static enum kvt_status clock_create(uint32_t slot_count, uint64_t seed, struct k
     (void)seed;
     struct kvt_policy *clock = kvt_alloc(1, sizeof *clock);
     if (!clock) return KVT_NOMEM;
-    if (kvt_slots_init(&clock->slots, slot_count, slot_count, LIST_COUNT) != KVT_OK) {
+    if (kvt_slots_init(&clock->slots, slot_count, LIST_COUNT) != KVT_OK) {
         clock_destroy(clock);
         return KVT_NOMEM;
     }

@@ -31,7 +31,7 @@ static enum kvt_status fifo_create(uint32_t slot_count, uint64_t seed, struct kv
     (void)seed;
     struct kvt_policy *fifo = kvt_alloc(1, sizeof *fifo);
     if (!fifo) return KVT_NOMEM;
-    if (kvt_slots_init(&fifo->slots, slot_count, slot_count, LIST_COUNT) != KVT_OK) {
+    if (kvt_slots_init(&fifo->slots, slot_count, LIST_COUNT) != KVT_OK) {
         fifo_destroy(fifo);
         return KVT_NOMEM;
     }

@@ -34,7 +34,7 @@ static enum kvt_status lru_create(uint32_t slot_count, uint64_t seed, struct kvt
     (void)seed;
     struct kvt_policy *lru = kvt_alloc(1, sizeof *lru);
     if (!lru) return KVT_NOMEM;
-    if (kvt_slots_init(&lru->slots, slot_count, slot_count, LIST_COUNT) != KVT_OK) {
+    if (kvt_slots_init(&lru->slots, slot_count, LIST_COUNT) != KVT_OK) {
         lru_destroy(lru);
         return KVT_NOMEM;
     }

@@ -36,7 +36,7 @@ static enum kvt_status sieve_create(uint32_t slot_count, uint64_t seed, struct k
     (void)seed;
     struct kvt_policy *sieve = kvt_alloc(1, sizeof *sieve);
     if (!sieve) return KVT_NOMEM;
-    if (kvt_slots_init(&sieve->slots, slot_count, slot_count, LIST_COUNT) != KVT_OK) {
+    if (kvt_slots_init(&sieve->slots, slot_count, LIST_COUNT) != KVT_OK) {
         sieve_destroy(sieve);
         return KVT_NOMEM;
     }

@@ -7,7 +7,8 @@
  * A HIR slot or key that is used while in S has a shorter distance than the LIR at the bottom: it becomes LIR, and the bottom
  * becomes the warm end of Q. A HIR slot used while not in S goes to the top of S and the warm end of Q.
  * Until there are enough LIR slots, newcomers are LIR. When no HIR slot is idle, the coldest idle LIR is the victim.
- * S is cut in O(1) amortised. The keys in S are at most GHOSTS_PER_SLOT times the slots; the oldest is forgotten first.
+ * S is cut in O(1) amortised. S keeps at most as many keys as there are slots, the oldest is forgotten first: the paper
+ * leaves the bound open. Twice as many give about 2 points more hits on a trace of conversations at small sizes.
  *
  * Source: S. Jiang, X. Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to improve buffer
  * cache performance", SIGMETRICS 2002.
@@ -20,7 +21,6 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
-#define GHOSTS_PER_SLOT 2u
 #define HIR_PERCENT 1u
 
 enum { HIR, LIR, LIST_COUNT };
@@ -58,7 +58,7 @@ static enum kvt_status lirs_create(uint32_t slot_count, uint64_t seed, struct kv
     if (!lirs) return KVT_NOMEM;
     const uint32_t hir_min = kvt_max_u32(1, (uint32_t)((uint64_t)slot_count * HIR_PERCENT / 100));
     lirs->lir_max = slot_count - kvt_min_u32(slot_count, hir_min);
-    lirs->ghost_max = slot_count * GHOSTS_PER_SLOT;
+    lirs->ghost_max = slot_count;
 
     const uint32_t ghost_capacity = lirs->ghost_max + 1;
     if (kvt_slots_init(&lirs->slots, slot_count, LIST_COUNT) != KVT_OK) goto fail;

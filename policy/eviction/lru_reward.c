@@ -2,9 +2,10 @@
  * lru-reward: least recently used, but each hit pushes a slot's time into the future.
  *
  * A new slot's time is now. A hit sets it to max(its time, now) + reward, so a slot that is hit k times within a while outlives by
- * about k rewards one that is not. Now is the count of uses; the reward is a fixed multiple of the number of slots, that is of the
- * time in which an LRU of this size forgets. The victim is the earliest time; of equal ones, the one whose last use is longest
- * ago. Shared prefixes and running conversations gather hits; one-shot prompts do not, and leave first.
+ * k rewards one that is not. Now is the count of uses, and the reward is the number of slots: at least the time in which an LRU of
+ * this size forgets. The victim is the earliest time; of equal ones, the one whose last use is longest ago.
+ * Shared prefixes and running conversations gather hits; one-shot prompts do not, and leave first. Rewards of 2 to 64 times the
+ * slots gain at some sizes of the traces it was tried on and lose to plain lru at others; this one never lost.
  *
  * Source: the hit reward of FlexKV's prefix tree (its eviction guide), with uses for seconds; the idea is that of
  * the greedy dual: N. Young, "The k-server dual and loose competitiveness for paging", Algorithmica 11, 1994.
@@ -15,8 +16,6 @@
 #include "policy/registry.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
-
-#define REWARD_PER_SLOT 2u /* uses, for each slot of the pool */
 
 struct kvt_policy {
     struct kvt_ranked ranked;
@@ -50,7 +49,7 @@ static void lru_reward_insert(struct kvt_policy *lru_reward, uint32_t slot, uint
 
 static void lru_reward_touch(struct kvt_policy *lru_reward, uint32_t slot)
 {
-    const uint64_t reward = (uint64_t)lru_reward->ranked.slot_count * REWARD_PER_SLOT;
+    const uint64_t reward = lru_reward->ranked.slot_count;
     const uint64_t rank = kvt_max_u64(kvt_ranked_rank(&lru_reward->ranked, slot), lru_reward->ranked.now);
     kvt_ranked_use(&lru_reward->ranked, slot, rank + reward);
 }

@@ -1,9 +1,9 @@
 /*
  * ghost: keys of slots that left, remembered for a while. For policies that learn from what they evicted.
  *
- * A remembered key is a small number, 0 .. capacity - 1, on one of a few lists, oldest first. Who is forgotten to make room
- * is the policy's choice. Keys are 64-bit hashes; two blocks of one hash are taken for one, which costs a policy a wrong
- * guess and nobody a wrong byte.
+ * A remembered key is a small number, 0 .. capacity - 1, on one of a few lists, oldest first. Who is
+ * forgotten to make room is the policy's choice. Keys are 64-bit hashes; two blocks of one hash are taken
+ * for one, which costs a policy a wrong guess and nobody a wrong byte.
  *
  * Thread: the caller's lock. Memory: all taken in init, touched as keys come.
  */
@@ -46,7 +46,7 @@ uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash);
 /* The oldest of a list, KVT_GHOST_NONE when it is empty. */
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list);
 
-/* key_hash becomes the youngest of list, and leaves the place that it may have had. There is room, or it had a place. */
+/* key_hash becomes the youngest of list, and leaves the place that it may have had. It had one, or there is room. */
 uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint32_t list);
 void kvt_ghosts_forget(struct kvt_ghosts *ghosts, uint32_t ghost);
 

@@ -1,9 +1,10 @@
 /*
  * order: doubly linked lists of small numbers (slots, remembered keys), cold end first.
  *
- * Every policy keeps its lists in one array of 8-byte links, so that 8 neighbours of a list share a cache line's worth
- * of memory and an untouched slot costs none. A number is on at most one list. Node 0 stands for "on no list" in zeroed
- * memory, nodes 1 .. list_count are the ends of the lists, and number n is node list_count + 1 + n.
+ * Every policy keeps its lists in one array of 8-byte links, so that 8 neighbours of a list share a cache
+ * line's worth of memory and an untouched slot costs none. A number is on at most one list. Node 0 stands
+ * for "on no list" in zeroed memory, nodes 1 .. list_count are the ends of the lists, and number n is node
+ * list_count + 1 + n.
  *
  * Thread: the caller's lock.
  */
@@ -36,7 +37,8 @@ static inline uint64_t kvt_order_bytes(const struct kvt_order *order)
 }
 
 /* NOMEM. All lists are empty. */
-KVT_NODISCARD static inline enum kvt_status kvt_order_init(struct kvt_order *order, uint32_t count, uint32_t list_count)
+KVT_NODISCARD static inline enum kvt_status kvt_order_init(struct kvt_order *order, uint32_t count,
+                                                           uint32_t list_count)
 {
     KVT_ASSERT(count <= KVT_ORDER_COUNT_MAX);
     KVT_ASSERT(list_count < 32);

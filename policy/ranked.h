@@ -1,9 +1,9 @@
 /*
  * ranked: what the policies share that give each slot a rank and let the lowest leave first.
  *
- * The idle slots stand in a 4-ary heap by (rank, time of the last use), so the order is exact whatever is held, and hold,
- * release, touch and remove cost O(log n). Time is the count of uses. A use lasts until its release: a slot that was inserted or
- * touched while held gets its time when it is released.
+ * The idle slots stand in a 4-ary heap by (rank, time of the last use), so the order is exact whatever is
+ * held, and hold, release, touch and remove cost O(log n). Time is the count of uses. A use lasts until its
+ * release: a slot that was inserted or touched while held gets its time when it is released.
  *
  * Thread: the caller's lock. Memory: all taken in init.
  */

@@ -1,19 +1,39 @@
-#include "policy/registry.h"
-
+/*
+ * registry: which policies there are. One line for each, in the order that --help shows; the first one is the default.
+ *
+ * A policy defines kvt_policy_<word> or kvt_admission_<word>, and nothing but this file names it.
+ */
+#include <stddef.h>
 #include <string.h>
 
+#include "policy/policy.h"
 #include "runtime/base/bytes.h"
 
-/* The first one is the default; the others by name. */
-static const struct kvt_policy_ops *const policies[] = {
-    &kvt_policy_lru,  &kvt_policy_lru_reward, &kvt_policy_fifo, &kvt_policy_clock,
-    &kvt_policy_sieve, &kvt_policy_lfu,        &kvt_policy_gdsf, &kvt_policy_s3fifo,
-    &kvt_policy_arc,   &kvt_policy_two_q,      &kvt_policy_lirs,
-};
+#define EVICTION_POLICIES(X) \
+    X(lru)                   \
+    X(lru_reward)            \
+    X(fifo)                  \
+    X(clock)                 \
+    X(lfu)                   \
+    X(sieve)                 \
+    X(s3fifo)                \
+    X(arc)                   \
+    X(two_q)                 \
+    X(lirs)                  \
+    X(gdsf)
 
-static const struct kvt_admission_ops *const admissions[] = {
-    &kvt_admission_all,
-};
+#define ADMISSION_POLICIES(X) \
+    X(all)
+
+#define DECLARE_EVICTION(word) extern const struct kvt_policy_ops kvt_policy_##word;
+#define DECLARE_ADMISSION(word) extern const struct kvt_admission_ops kvt_admission_##word;
+EVICTION_POLICIES(DECLARE_EVICTION)
+ADMISSION_POLICIES(DECLARE_ADMISSION)
+
+#define ADDRESS_OF_EVICTION(word) &kvt_policy_##word,
+#define ADDRESS_OF_ADMISSION(word) &kvt_admission_##word,
+static const struct kvt_policy_ops *const policies[] = { EVICTION_POLICIES(ADDRESS_OF_EVICTION) };
+static const struct kvt_admission_ops *const admissions[] = { ADMISSION_POLICIES(ADDRESS_OF_ADMISSION) };
 
 const struct kvt_policy_ops *kvt_policy_at(uint32_t i)
 {

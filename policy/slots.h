@@ -1,12 +1,16 @@
 /*
- * slots: what the list-based eviction policies share. Which slot is absent, held or idle, and on which list it stands.
+ * slots: what the list-based eviction policies share. Which slot is absent, held or idle, and on which list
+ * it stands.
  *
  * Rules:
- * 1. An idle slot is on its list. A held slot is on its list or off it; hold and release alone never change an order.
- * 2. A new slot is off its list until its first release, and joins at the warm end then. So does a slot that was used while
- *    held: a use lasts until its release, and whoever releases a sequence from its tail to its head has its tail leave first.
- * 3. A held slot that reaches the cold end is parked: taken off, so that no search meets it again, and put back at the
- *    cold end when it is released unused. Each hold pays for one parking at most: nothing scans what is pinned.
+ * 1. An idle slot is on its list. A held slot is on its list or off it; hold and release alone never change
+ * an order.
+ * 2. A new slot is off its list until its first release, and joins at the warm end then. So does a slot that
+ * was used while held: a use lasts until its release, and whoever releases a sequence from its tail to its
+ * head has its tail leave first.
+ * 3. A held slot that reaches the cold end is parked: taken off, so that no search meets it again, and put
+ * back at the cold end when it is released unused. Each hold pays for one parking at most: nothing scans
+ * what is pinned.
  *
  * Thread: the caller's lock.
  */

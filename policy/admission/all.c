@@ -5,7 +5,6 @@
  */
 #include "policy/policy.h"
 
-#include "policy/registry.h"
 #include "runtime/base/mem.h"
 
 struct kvt_admission {

@@ -1,23 +1,24 @@
 /*
  * arc: adaptive replacement. Balances slots used once against slots used twice by what it regrets.
  *
- * T1 holds slots used once, T2 those used at least twice, both least recently used first; B1 and B2 remember the keys that T1
- * and T2 evicted. target is the size that T1 should have. A key that comes back and is in B1 says that T1 was too small:
- * target grows by max(1, |B2| / |B1|); one in B2 says the opposite: target shrinks by max(1, |B1| / |B2|). Such a key goes to
- * T2, any other new one to T1; any use of a slot moves it to the warm end of T2. The victim is the coldest of T1 when
- * |T1| > target, else of T2; when that list has no idle slot, of the other one.
- * Of c slots, |T1| + |B1| <= c and all four lists together <= 2c; the oldest keys are forgotten first.
+ * T1 holds slots used once, T2 those used at least twice, both least recently used first; B1 and B2 remember
+ * the keys that T1 and T2 evicted. target is the size that T1 should have. A key that comes back and is in
+ * B1 says that T1 was too small: target grows by max(1, |B2| / |B1|); one in B2 says the opposite: target
+ * shrinks by max(1, |B1| / |B2|). Such a key goes to T2, any other new one to T1; any use of a slot moves it
+ * to the warm end of T2. The victim is the coldest of T1 when |T1| > target, else of T2; when that list has
+ * no idle slot, of the other one. Of c slots, |T1| + |B1| <= c and all four lists together <= 2c; the oldest
+ * keys are forgotten first.
  *
- * The paper picks the victim when it already knows the newcomer, and takes T1's at |T1| = target when that one is in B2. Here
- * room is made before the newcomer is known, so this one case is left out: at most one slot's difference in |T1|.
- * target is a fraction, as the paper's real number: whole steps give up to 0.6 points other hits on a real trace.
+ * The paper picks the victim when it already knows the newcomer, and takes T1's at |T1| = target when that
+ * one is in B2. Here room is made before the newcomer is known, so this one case is left out: at most one
+ * slot's difference in |T1|. target is a fraction, as the paper's real number: whole steps give up to 0.6
+ * points other hits on a real trace.
  *
  * Source: N. Megiddo, D. S. Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
  */
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"

@@ -1,16 +1,15 @@
 /*
  * clock: first in leaves first, but a slot that was used since the hand last saw it gets another round.
  *
- * One list in the order of arrival, whose cold end is where the hand stands, and one bit per slot. A use sets the bit. To
- * find a victim, the hand looks at the coldest idle slot: with the bit clear it is the victim; with the bit set the bit is
- * cleared and the slot goes to the warm end. A new slot comes with its bit clear. Each use pays for one such move, so the
- * search is O(1) amortised, at most one round.
+ * One list in the order of arrival, whose cold end is where the hand stands, and one bit per slot. A use
+ * sets the bit. To find a victim, the hand looks at the coldest idle slot: with the bit clear it is the
+ * victim; with the bit set the bit is cleared and the slot goes to the warm end. A new slot comes with its
+ * bit clear. Each use pays for one such move, so the search is O(1) amortised, at most one round.
  *
  * Source: F. J. Corbato, "A paging experiment with the Multics system", MIT Project MAC report, 1968.
  */
 #include "policy/policy.h"
 
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 

@@ -1,15 +1,15 @@
 /*
  * fifo: the slot that came first leaves first.
  *
- * One list, cold end first. A new slot joins at the warm end when it is first released; nothing that happens to it
- * afterwards changes the order, neither a use nor a hold. The victim is the coldest idle slot. The cheapest order there
- * is, and the base line that every other one has to beat.
+ * One list, cold end first. A new slot joins at the warm end when it is first released; nothing that happens
+ * to it afterwards changes the order, neither a use nor a hold. The victim is the coldest idle slot. The
+ * cheapest order there is, and the base line that every other one has to beat.
  *
- * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966.
+ * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+ * Journal 5(2), 1966.
  */
 #include "policy/policy.h"
 
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 

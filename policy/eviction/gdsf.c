@@ -1,10 +1,12 @@
 /*
- * gdsf: greedy dual, size, frequency. A use is worth more the later it comes, so that what was popular once does age.
+ * gdsf: greedy dual, size, frequency. A use is worth more the later it comes, so that what was popular once
+ * does age.
  *
- * A slot's rank at each use is L + uses * cost / size. All slots of a pool have the same size, and a block costs what its tokens
- * cost to compute, so cost / size is 1 here. L starts at 0 and becomes the rank of whatever was evicted last: newcomers are
- * ranked from there, and a slot that is no longer used is overtaken after as many units of L as it had uses.
- * The victim is the lowest rank; of equal ones, the one whose last use is longest ago.
+ * A slot's rank at each use is L + uses * cost / size. All slots of a pool have the same size, and a block
+ * costs what its tokens cost to compute, so cost / size is 1 here. L starts at 0 and becomes the rank of
+ * whatever was evicted last: newcomers are ranked from there, and a slot that is no longer used is overtaken
+ * after as many units of L as it had uses. The victim is the lowest rank; of equal ones, the one whose last
+ * use is longest ago.
  *
  * Source: L. Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy",
  * HP Laboratories HPL-98-69, 1998.
@@ -12,7 +14,6 @@
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
-#include "policy/registry.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 

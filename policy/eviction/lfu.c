@@ -1,15 +1,17 @@
 /*
- * lfu: the slot that was used least often leaves first; of equal ones, the one whose last use is longest ago.
+ * lfu: the slot that was used least often leaves first; of equal ones, the one whose last use is longest
+ * ago.
  *
- * A slot counts its uses from its insert on; what left and came back starts at one again. The victim is the lowest of
- * the heap in ranked.h. What was popular once stays for ever: good for a fixed set of shared prefixes, bad when they change.
+ * A slot counts its uses from its insert on; what left and came back starts at one again. The victim is the
+ * lowest of the heap in ranked.h. What was popular once stays for ever: good for a fixed set of shared
+ * prefixes, bad when they change.
  *
- * Source: R. L. Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
+ * Source: R. L. Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
+ * 1970.
  */
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
-#include "policy/registry.h"
 #include "runtime/base/mem.h"
 
 struct kvt_policy {

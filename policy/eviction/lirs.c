@@ -1,22 +1,24 @@
 /*
- * lirs: low inter-reference recency. Ranks a slot by the distance between its last two uses, not by the last one.
+ * lirs: low inter-reference recency. Ranks a slot by the distance between its last two uses, not by the last
+ * one.
  *
- * Slots with a short distance are LIR and fill 99 % of the pool, all others are HIR. The stack S orders by last use all LIR, those
- * HIR that were used since the coldest LIR, and keys of HIR that were evicted meanwhile; its bottom is always LIR, and
- * whatever is below the lowest LIR is cut off. The queue Q holds the HIR slots, and its cold end is the victim.
- * A HIR slot or key that is used while in S has a shorter distance than the LIR at the bottom: it becomes LIR, and the bottom
- * becomes the warm end of Q. A HIR slot used while not in S goes to the top of S and the warm end of Q.
- * Until there are enough LIR slots, newcomers are LIR. When no HIR slot is idle, the coldest idle LIR is the victim.
- * S is cut in O(1) amortised. S keeps at most as many keys as there are slots, the oldest is forgotten first: the paper
- * leaves the bound open. Twice as many give about 2 points more hits on a trace of conversations at small sizes.
+ * Slots with a short distance are LIR and fill 99 % of the pool, all others are HIR. The stack S orders by
+ * last use all LIR, those HIR that were used since the coldest LIR, and keys of HIR that were evicted
+ * meanwhile; its bottom is always LIR, and whatever is below the lowest LIR is cut off. The queue Q holds
+ * the HIR slots, and its cold end is the victim. A HIR slot or key that is used while in S has a shorter
+ * distance than the LIR at the bottom: it becomes LIR, and the bottom becomes the warm end of Q. A HIR slot
+ * used while not in S goes to the top of S and the warm end of Q. Until there are enough LIR slots,
+ * newcomers are LIR. When no HIR slot is idle, the coldest idle LIR is the victim. S is cut in O(1)
+ * amortised. S keeps at most as many keys as there are slots, the oldest is forgotten first: the paper
+ * leaves the bound open. Twice as many give about 2 points more hits on a trace of conversations at small
+ * sizes.
  *
- * Source: S. Jiang, X. Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to improve buffer
- * cache performance", SIGMETRICS 2002.
+ * Source: S. Jiang, X. Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to
+ * improve buffer cache performance", SIGMETRICS 2002.
  */
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"

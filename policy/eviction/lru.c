@@ -1,18 +1,17 @@
 /*
  * lru: the slot whose last use is longest ago leaves first.
  *
- * One list, cold end first. Insert and touch are uses; a use lasts until the slot's release, which puts it at the warm end.
- * So insert, and touch of a held slot, change no list; touch of an idle slot moves it. A slot held for a
- * move and released unused keeps its place. The victim is the coldest idle slot.
+ * One list, cold end first. Insert and touch are uses; a use lasts until the slot's release, which puts it
+ * at the warm end. So insert, and touch of a held slot, change no list; touch of an idle slot moves it. A
+ * slot held for a move and released unused keeps its place. The victim is the coldest idle slot.
  *
- * The hot loop of the core is victim, remove, insert, touch, release. It writes the slot's own links and the two ends of the
- * list; victim prefetches what the next calls will read.
+ * The hot loop of the core is victim, remove, insert, touch, release. It writes the slot's own links and the
+ * two ends of the list; victim prefetches what the next calls will read.
  *
  * Source: P. J. Denning, "The working set model for program behavior", CACM 11(5), 1968.
  */
 #include "policy/policy.h"
 
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 

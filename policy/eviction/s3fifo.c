@@ -1,19 +1,19 @@
 /*
  * s3fifo: three queues. Most newcomers are used once, so a small queue throws them out early.
  *
- * Small holds newcomers and is to have a tenth of the slots, Main the rest; Ghost remembers the keys that Small evicted, nine
- * tenths of the number of slots. A slot counts its uses up to 3, its insert apart. Small's coldest goes to Main, its
- * count cleared, when it was used at least twice, else it is the victim and its key goes to Ghost. Main's coldest goes round
- * again with one use less, or is the victim when it has none left. A newcomer whose key is in Ghost goes straight to Main.
- * Small is searched while Main has at most its share, else Main; when that one has no idle slot, the other.
- * Each step of a search moves one slot to Main or takes one use away: O(1) amortised.
+ * Small holds newcomers and is to have a tenth of the slots, Main the rest; Ghost remembers the keys that
+ * Small evicted, nine tenths of the number of slots. A slot counts its uses up to 3, its insert apart.
+ * Small's coldest goes to Main, its count cleared, when it was used at least twice, else it is the victim
+ * and its key goes to Ghost. Main's coldest goes round again with one use less, or is the victim when it has
+ * none left. A newcomer whose key is in Ghost goes straight to Main. Small is searched while Main has at
+ * most its share, else Main; when that one has no idle slot, the other. Each step of a search moves one slot
+ * to Main or takes one use away: O(1) amortised.
  *
  * Source: J. Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
  */
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -85,8 +85,9 @@ static void s3fifo_remove(struct kvt_policy *s3fifo, uint32_t slot, enum kvt_pol
 {
     const uint32_t list = kvt_slots_remove(&s3fifo->slots, slot);
     if (why != KVT_POLICY_EVICTED || list != SMALL) return;
-    (void)kvt_ghosts_remember(&s3fifo->ghosts, s3fifo->keys[slot], GHOST);
-    if (s3fifo->ghosts.count > s3fifo->ghost_max) kvt_ghosts_forget(&s3fifo->ghosts, kvt_ghosts_oldest(&s3fifo->ghosts, GHOST));
+    struct kvt_ghosts *ghosts = &s3fifo->ghosts;
+    (void)kvt_ghosts_remember(ghosts, s3fifo->keys[slot], GHOST);
+    if (ghosts->count > s3fifo->ghost_max) kvt_ghosts_forget(ghosts, kvt_ghosts_oldest(ghosts, GHOST));
 }
 
 static uint32_t s3fifo_victim(struct kvt_policy *s3fifo)

@@ -1,18 +1,19 @@
 /*
- * sieve: a hand walks from the oldest slot to the newest and takes the first that was not used since its last visit.
+ * sieve: a hand walks from the oldest slot to the newest and takes the first that was not used since its
+ * last visit.
  *
- * One list in the order of arrival, one bit per slot, one hand. A use sets the bit. To find a victim, the hand moves from
- * where it stands towards the warm end: a slot with its bit set stays where it is and loses the bit; the first idle one with
- * its bit clear is the victim, and the hand stays there. Past the warm end it starts again at the cold end. Unlike clock,
- * what survives does not move, so new slots are looked at soon after they came and the old, used ones rest.
- * A held slot under the hand is parked (slots.h); released unused it goes to the cold end, behind the hand.
- * Each use and each hold pays for one step of the hand: O(1) amortised, at most two rounds.
+ * One list in the order of arrival, one bit per slot, one hand. A use sets the bit. To find a victim, the
+ * hand moves from where it stands towards the warm end: a slot with its bit set stays where it is and loses
+ * the bit; the first idle one with its bit clear is the victim, and the hand stays there. Past the warm end
+ * it starts again at the cold end. Unlike clock, what survives does not move, so new slots are looked at
+ * soon after they came and the old, used ones rest. A held slot under the hand is parked (slots.h); released
+ * unused it goes to the cold end, behind the hand. Each use and each hold pays for one step of the hand:
+ * O(1) amortised, at most two rounds.
  *
  * Source: Y. Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
  */
 #include "policy/policy.h"
 
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 

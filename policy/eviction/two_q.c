@@ -1,19 +1,18 @@
 /*
  * 2q: a queue for newcomers in front of an LRU, so that what is used once never gets there.
  *
- * A1in holds newcomers, first in first out, and is to have a quarter of the slots. Keys that it evicts are remembered in
- * A1out, as many as half of the slots. A key that comes back while in A1out has proved itself: it goes to Am, an LRU.
- * A use inside A1in changes nothing (uses close to each other are one), a use inside Am moves the slot to its warm end; what
- * Am evicts is forgotten. The victim is the coldest of A1in when |A1in| exceeds its quarter, else of Am; when that list
- * has no idle slot, of the other one.
+ * A1in holds newcomers, first in first out, and is to have a quarter of the slots. Keys that it evicts are
+ * remembered in A1out, as many as half of the slots. A key that comes back while in A1out has proved itself:
+ * it goes to Am, an LRU. A use inside A1in changes nothing (uses close to each other are one), a use inside
+ * Am moves the slot to its warm end; what Am evicts is forgotten. The victim is the coldest of A1in when
+ * |A1in| exceeds its quarter, else of Am; when that list has no idle slot, of the other one.
  *
- * Source: T. Johnson, D. Shasha, "2Q: a low overhead high performance buffer management replacement algorithm", VLDB 1994
- * (the full version, Kin = 25 %, Kout = 50 %).
+ * Source: T. Johnson, D. Shasha, "2Q: a low overhead high performance buffer management replacement
+ * algorithm", VLDB 1994 (the full version, Kin = 25 %, Kout = 50 %).
  */
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
-#include "policy/registry.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -81,8 +80,9 @@ static void two_q_remove(struct kvt_policy *two_q, uint32_t slot, enum kvt_polic
 {
     const uint32_t list = kvt_slots_remove(&two_q->slots, slot);
     if (why != KVT_POLICY_EVICTED || list != A1IN) return;
-    (void)kvt_ghosts_remember(&two_q->ghosts, two_q->keys[slot], A1OUT);
-    if (two_q->ghosts.count > two_q->out_max) kvt_ghosts_forget(&two_q->ghosts, kvt_ghosts_oldest(&two_q->ghosts, A1OUT));
+    struct kvt_ghosts *ghosts = &two_q->ghosts;
+    (void)kvt_ghosts_remember(ghosts, two_q->keys[slot], A1OUT);
+    if (ghosts->count > two_q->out_max) kvt_ghosts_forget(ghosts, kvt_ghosts_oldest(ghosts, A1OUT));
 }
 
 static uint32_t two_q_victim(struct kvt_policy *two_q)

@@ -1,7 +1,9 @@
 /*
- * policy: what every eviction policy owes its caller, over random calls; lru and lfu against naive twins; lists of ghosts.
+ * policy: what every eviction policy owes its caller, over random calls; lru and lfu against naive twins;
+ * lists of ghosts.
  *
- * The model knows which slots are absent, held and idle, which is all that the contract is about. All seeds are fixed.
+ * The model knows which slots are absent, held and idle, which is all that the contract is about. All seeds
+ * are fixed.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -448,10 +450,26 @@ static void a_pool_without_slots_has_no_victim(void **state)
     }
 }
 
-static void refuses_insert(const struct model *m, uint32_t slot) { expect_assert_failure(m->ops->insert(m->policy, slot, 1)); }
-static void refuses_touch(const struct model *m, uint32_t slot) { expect_assert_failure(m->ops->touch(m->policy, slot)); }
-static void refuses_hold(const struct model *m, uint32_t slot) { expect_assert_failure(m->ops->hold(m->policy, slot)); }
-static void refuses_release(const struct model *m, uint32_t slot) { expect_assert_failure(m->ops->release(m->policy, slot)); }
+static void refuses_insert(const struct model *m, uint32_t slot)
+{
+    expect_assert_failure(m->ops->insert(m->policy, slot, 1));
+}
+
+static void refuses_touch(const struct model *m, uint32_t slot)
+{
+    expect_assert_failure(m->ops->touch(m->policy, slot));
+}
+
+static void refuses_hold(const struct model *m, uint32_t slot)
+{
+    expect_assert_failure(m->ops->hold(m->policy, slot));
+}
+
+static void refuses_release(const struct model *m, uint32_t slot)
+{
+    expect_assert_failure(m->ops->release(m->policy, slot));
+}
+
 static void refuses_remove(const struct model *m, uint32_t slot)
 {
     expect_assert_failure(m->ops->remove(m->policy, slot, KVT_POLICY_EVICTED));
@@ -486,7 +504,8 @@ static void calls_in_the_wrong_state_are_caught(void **state)
 static void policies_are_found_by_name(void **state)
 {
     (void)state;
-    static const char *const names[] = { "lru", "lru-reward", "fifo", "clock", "lfu", "sieve", "s3fifo", "arc", "2q", "lirs", "gdsf" };
+    static const char *const names[] = { "lru", "lru-reward", "fifo", "clock", "lfu", "sieve",
+                                         "s3fifo", "arc", "2q", "lirs", "gdsf" };
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(names); n++) {
         assert_non_null(kvt_policy_find(names[n]));
         assert_string_equal(kvt_policy_find(names[n])->name, names[n]);

@@ -38,6 +38,7 @@ struct kvt_gpu_job {
     void *user;
     uint64_t link_bytes;       /* set by run before it returns: bytes that crossed the link, for pacing; 0: none */
     uint64_t link_ns;          /* set by the device: time that pacing took */
+    bool is_failed;            /* set by the device before done: the work failed, what run would have written is undefined */
     struct kvt_gpu_job *next;  /* the device's */
 };
 
@@ -60,7 +61,7 @@ struct kvt_gpu_ops {
 
     /*
      * A stream of the device's own (engine_stream NULL), or the number of an engine's stream, the same number each time
-     * it is asked for. FULL: more than KVT_GPU_STREAMS_MAX.
+     * it is asked for. FULL: more than KVT_GPU_STREAMS_MAX. NOMEM.
      */
     enum kvt_status (*stream)(struct kvt_gpu *gpu, void *engine_stream, uint32_t *ret_stream);
 

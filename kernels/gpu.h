@@ -55,7 +55,7 @@ struct kvt_gpu_ops {
     enum kvt_status (*open)(const struct kvt_gpu_config *config, const struct kvt_env *env, struct kvt_gpu **ret_gpu);
     void (*close)(struct kvt_gpu *gpu); /* waits for all work to end */
 
-    /* Device memory; NULL when refused. The emulated device's can be read and written by the CPU. */
+    /* Device memory; NULL when refused. The emulated device's can be read and written by the CPU. Free waits for all work. */
     void *(*memory_alloc)(struct kvt_gpu *gpu, size_t size_bytes);
     void (*memory_free)(struct kvt_gpu *gpu, void *memory, size_t size_bytes);
 

@@ -11,7 +11,6 @@
  */
 #include "kernels/gpu_emulated.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -74,6 +73,7 @@ struct emulated {
     pthread_cond_t progress;  /* an item is over: synchronize and blocked submitters sleep here */
     uint32_t progress_waiters;
     bool is_hurried;          /* single-threaded: somebody waits in synchronize or close */
+    bool is_draining;         /* gates and faults do not hold: all work is being waited for */
     bool is_closing;
     uint32_t stream_count;
     struct stream streams[KVT_GPU_STREAMS_MAX];
@@ -118,7 +118,7 @@ static void finish_item(struct stream *s)
 
 static enum kvt_gpu_fault draw_fault(struct stream *s)
 {
-    if (s->gpu->is_closing) return KVT_GPU_FAULT_NONE;
+    if (s->gpu->is_draining) return KVT_GPU_FAULT_NONE;
     if (s->fault_in > 0 && --s->fault_in == 0) return s->fault_at;
     if (s->fault_per_million > 0 && kvt_rng_below(&s->rng, 1000000) < s->fault_per_million) return s->fault_random;
     return KVT_GPU_FAULT_NONE;
@@ -212,7 +212,7 @@ static bool advance(struct stream *s)
     const struct item *item = next_item(s);
     switch (s->stage) {
     case STAGE_IDLE:
-        if (s->is_gated) return false;
+        if (s->is_gated && !e->is_draining) return false;
         if (!item->job) {
             const bool was_blocked = s->is_blocked;
             s->is_blocked = !mark_is_reached(e, item->mark);
@@ -285,6 +285,18 @@ static void wait_finished(struct stream *s, uint64_t serial)
     e->progress_waiters--;
 }
 
+/* Waits, with the lock held, for everything submitted so far. Neither a gate nor a stuck job keeps it from coming to an end. */
+static void drain(struct emulated *e)
+{
+    e->is_draining = true;
+    for (uint32_t i = 0; i < e->stream_count; i++) {
+        e->streams[i].fault = KVT_GPU_FAULT_NONE;
+        (void)pthread_cond_signal(&e->streams[i].wake);
+    }
+    for (uint32_t i = 0; i < e->stream_count; i++) wait_finished(&e->streams[i], e->streams[i].submitted);
+    e->is_draining = false;
+}
+
 static void push_item(struct stream *s, struct kvt_gpu_job *job, kvt_mark mark)
 {
     struct emulated *e = s->gpu;
@@ -319,13 +331,9 @@ static void emulated_close(struct kvt_gpu *gpu)
 {
     struct emulated *e = emulated_of(gpu);
     (void)pthread_mutex_lock(&e->lock);
+    drain(e);
     e->is_closing = true;
-    for (uint32_t i = 0; i < e->stream_count; i++) {
-        e->streams[i].is_gated = false;
-        e->streams[i].fault = KVT_GPU_FAULT_NONE;
-        (void)pthread_cond_signal(&e->streams[i].wake);
-    }
-    for (uint32_t i = 0; i < e->stream_count; i++) wait_finished(&e->streams[i], e->streams[i].submitted);
+    for (uint32_t i = 0; i < e->stream_count; i++) (void)pthread_cond_signal(&e->streams[i].wake);
     (void)pthread_mutex_unlock(&e->lock);
     for (uint32_t i = 0; i < e->stream_count; i++) {
         struct stream *s = &e->streams[i];
@@ -346,7 +354,12 @@ static void *emulated_memory_alloc(struct kvt_gpu *gpu, size_t size_bytes)
 
 static void emulated_memory_free(struct kvt_gpu *gpu, void *memory, size_t size_bytes)
 {
-    (void)gpu;
+    struct emulated *e = emulated_of(gpu);
+    if (!memory) return;
+    /* As cudaFree does: what is still running may use it. */
+    (void)pthread_mutex_lock(&e->lock);
+    drain(e);
+    (void)pthread_mutex_unlock(&e->lock);
     kvt_table_unmap(memory, size_bytes);
 }
 

@@ -2,7 +2,8 @@
  * gpu_emulated: what tests and simulations do to an emulated device beyond the gate and the crank of gpu.h.
  *
  * Faults: the n-th next job of a stream, or each one with some probability, fails or gets stuck. A stuck job holds up its
- * stream until it is released, as a device that stopped answering does; closing the device releases it.
+ * stream until it is released, as a device that stopped answering does; closing the device releases it, and so does
+ * freeing device memory, which waits for all work as close does; gates do not hold them up either.
  *
  * Time:   with a link speed set, a job that crossed the link is over when its stream's link would have moved its bytes. Each
  *         stream has a link of its own, and one job at a time uses it. In a single-threaded env nobody sleeps: the

@@ -61,7 +61,7 @@ struct kvt_gpu_ops {
 
     /*
      * A stream of the device's own (engine_stream NULL), or the number of an engine's stream, the same number each time
-     * it is asked for. FULL: more than KVT_GPU_STREAMS_MAX. NOMEM.
+     * it is asked for. Numbered from 0 in the order of asking. FULL: more than KVT_GPU_STREAMS_MAX. NOMEM.
      */
     enum kvt_status (*stream)(struct kvt_gpu *gpu, void *engine_stream, uint32_t *ret_stream);
 

@@ -12,9 +12,6 @@
 
 #define QUEUE_DEPTH_DEFAULT 64
 
-/* The tier's streams. Copies within the device run between fetches: both write slots that a step is about to use. */
-enum { STREAM_STASH, STREAM_FETCH, STREAM_COUNT };
-
 struct device_tier;
 
 /* One op in flight. */
@@ -41,7 +38,6 @@ struct group_map {
 
 /* What the jobs of one stream need; they run one after the other. */
 struct lane {
-    uint32_t stream;
     void *scratch;                /* the codec's; NULL without one */
     struct kvt_chunk_view *views; /* one for each layer of the deepest group */
 };
@@ -57,7 +53,7 @@ struct device_tier {
     void *pool_memory[KVT_GROUPS_MAX];
     size_t pool_bytes[KVT_GROUPS_MAX];
     size_t scratch_bytes, views_bytes;
-    struct lane lanes[STREAM_COUNT];
+    struct lane lanes[KVT_DEVICE_STREAMS];
     uint64_t capacity_bytes;
 
     struct device_job *jobs;
@@ -95,7 +91,7 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     const struct group_map *map = &d->groups[op->group];
     const struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
     if (op->form == KVT_FORM_PACKED && d->codec) {
-        struct lane *lane = &d->lanes[STREAM_STASH];
+        struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_STASH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
         const uint32_t length = kvt_codec_pack(d->codec, op->group, view_chunks(map, lane, &pages), op->tokens, op->host,
                                                op->host_capacity, lane->scratch);
@@ -121,7 +117,7 @@ static enum kvt_status run_fetch(struct device_tier *d, struct kvt_tier_op *op)
     const struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
     if (op->form == KVT_FORM_PACKED) {
         if (!d->codec) return KVT_CORRUPT;
-        struct lane *lane = &d->lanes[STREAM_FETCH];
+        struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
         const enum kvt_status status = kvt_codec_unpack(d->codec, op->group, op->host, op->length, op->tokens,
                                                         view_chunks(map, lane, &pages), lane->scratch);
@@ -214,7 +210,7 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     op->codec_ns = 0;
 
     const struct kvt_gpu_ops *gpu_ops = d->gpu->ops;
-    const uint32_t stream = d->lanes[op->kind == KVT_OP_STASH ? STREAM_STASH : STREAM_FETCH].stream;
+    const uint32_t stream = op->kind == KVT_OP_STASH ? KVT_DEVICE_STREAM_STASH : KVT_DEVICE_STREAM_FETCH;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(op->after); i++) gpu_ops->wait(d->gpu, stream, op->after[i]);
     /* The op may be finished, but not handed back, before submit returns: poll has the same caller as this call. */
     gpu_ops->submit(d->gpu, stream, &job->job);
@@ -226,8 +222,8 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
 static void run_streams(struct device_tier *d)
 {
     if (!d->env.is_single_threaded || d->gpu->ops != &kvt_gpu_emulated_ops) return;
-    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
-        while (kvt_gpu_emulated_run(d->gpu, d->lanes[i].stream)) continue;
+    for (uint32_t i = 0; i < KVT_DEVICE_STREAMS; i++) {
+        while (kvt_gpu_emulated_run(d->gpu, i)) continue;
     }
 }
 
@@ -284,7 +280,7 @@ static void device_close(struct kvt_tier *tier)
         }
         d->gpu->ops->close(d->gpu);
     }
-    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+    for (uint32_t i = 0; i < KVT_DEVICE_STREAMS; i++) {
         kvt_table_unmap(d->lanes[i].scratch, d->scratch_bytes);
         kvt_free(d->lanes[i].views);
     }
@@ -376,9 +372,11 @@ static enum kvt_status open_lanes(struct device_tier *d, const struct kvt_model_
     uint32_t layers_max = 0;
     for (uint32_t g = 0; g < shape->group_count; g++) layers_max = kvt_max_u32(layers_max, shape->groups[g].layers);
     if (d->codec) d->scratch_bytes = kvt_max_u64(kvt_codec_scratch_bytes(d->codec), 1);
-    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+    for (uint32_t i = 0; i < KVT_DEVICE_STREAMS; i++) {
         struct lane *lane = &d->lanes[i];
-        KVT_TRY(d->gpu->ops->stream(d->gpu, NULL, &lane->stream));
+        uint32_t stream;
+        KVT_TRY(d->gpu->ops->stream(d->gpu, NULL, &stream));
+        KVT_ASSERT(stream == i); /* a device numbers its streams from 0 as they are asked for */
         lane->views = kvt_alloc(layers_max, sizeof *lane->views);
         if (!lane->views) return KVT_NOMEM;
         if (!d->codec) continue;

@@ -345,6 +345,7 @@ static void groups_of_equal_block_bytes_share_a_pool_and_others_do_not(void **st
     kvt_tier_close(&tier);
 
     config.pool_of_group[2] = 0; /* other block bytes in the same pool */
+    config.pool_count = 1;
     assert_int_equal(kvt_device_tier_open(&config, &env, &tier), KVT_INVAL);
 }
 
@@ -463,8 +464,8 @@ static void a_copy_that_the_device_fails_comes_back_once_with_an_error(void **st
     struct fixture f;
     open_tier(&f, cranked(), plain, false, false);
     for (uint32_t kind = KVT_OP_STASH; kind <= KVT_OP_COPY; kind++) {
-        /* The tier's streams are the first two of its device: stash, then fetch. */
-        kvt_gpu_emulated_fault_at(f.gpu, kind == KVT_OP_STASH ? 0 : 1, 1, KVT_GPU_FAULT_FAIL_LATE);
+        const uint32_t stream = kind == KVT_OP_STASH ? KVT_DEVICE_STREAM_STASH : KVT_DEVICE_STREAM_FETCH;
+        kvt_gpu_emulated_fault_at(f.gpu, stream, 1, KVT_GPU_FAULT_FAIL_LATE);
         struct kvt_tier_op op = stash_of(&f, 1, 4, KVT_FORM_RAW);
         op.kind = (enum kvt_op_kind)kind;
         op.length = (uint32_t)(f.segment_count * 4 * f.row_bytes);
@@ -485,13 +486,13 @@ static void a_device_that_stops_answering_gives_no_completion_until_it_does(void
     struct fixture f;
     open_tier(&f, cranked(), plain, false, false);
     fill_slot(&f, 1, 3);
-    kvt_gpu_emulated_fault_at(f.gpu, 0, 1, KVT_GPU_FAULT_STUCK_END);
+    kvt_gpu_emulated_fault_at(f.gpu, KVT_DEVICE_STREAM_STASH, 1, KVT_GPU_FAULT_STUCK_END);
     struct kvt_tier_op stash = stash_of(&f, 1, 4, KVT_FORM_RAW);
     submit(&f, &stash);
     assert_true(poll_is_empty(&f));
     struct kvt_tier_op copy = { .kind = KVT_OP_COPY, .source_slot = 1, .slot = 0, .tokens = 1 };
     run_op(&f, &copy); /* the other stream goes on */
-    assert_true(kvt_gpu_emulated_release(f.gpu, 0));
+    assert_true(kvt_gpu_emulated_release(f.gpu, KVT_DEVICE_STREAM_STASH));
     assert_ptr_equal(poll_one(&f), &stash);
     assert_int_equal(stash.status, KVT_OK);
     close_tier(&f);
@@ -707,7 +708,7 @@ static bool stash_after_fetch(bool has_mark)
     struct kvt_tier_op first = stash_of(&f, 2, BLOCK_TOKENS, KVT_FORM_RAW);
     run_op(&f, &first);
     fill_slot(&f, 1, 1);
-    kvt_gpu_emulated_gate(f.gpu, kvt_mark_stream(first.ret_mark) + 1, true); /* the fetch is late */
+    kvt_gpu_emulated_gate(f.gpu, KVT_DEVICE_STREAM_FETCH, true); /* the fetch is late */
     struct kvt_tier_op fetch = fetch_of(&first, 1);
     submit(&f, &fetch);
     struct kvt_tier_op second = stash_of(&f, 1, BLOCK_TOKENS, KVT_FORM_RAW);
@@ -716,7 +717,7 @@ static bool stash_after_fetch(bool has_mark)
     submit(&f, &second);
     struct kvt_tier_op *done[2];
     uint32_t count = kvt_tier_poll(f.tier, done, 2);
-    kvt_gpu_emulated_gate(f.gpu, kvt_mark_stream(fetch.ret_mark), false);
+    kvt_gpu_emulated_gate(f.gpu, KVT_DEVICE_STREAM_FETCH, false);
     while (count < 2) count += kvt_tier_poll(f.tier, done, 2 - count);
     const bool is_exact = raw_holds(&f, second.host, 7, BLOCK_TOKENS);
     close_tier(&f);

@@ -419,6 +419,10 @@ static void close_ends_all_work_whatever_holds_it_up(void **state)
         ops->wait(gpu, 2, ops->mark(gpu, 0));
         ops->wait(gpu, 2, ops->mark(gpu, 1));
         submit_letter(gpu, 2, &c, 'c');
+        while (!kvt_gpu_emulated_is_stuck(gpu, 1)) {
+            if (is_threaded) (void)sched_yield();
+            else (void)kvt_gpu_emulated_run(gpu, 1);
+        }
         ops->close(gpu);
         assert_true(a.is_done && b.is_done && c.is_done);
     }

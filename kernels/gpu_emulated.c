@@ -339,7 +339,7 @@ static void emulated_close(struct kvt_gpu *gpu)
         struct stream *s = &e->streams[i];
         if (s->has_thread) (void)pthread_join(s->thread, NULL);
         (void)pthread_cond_destroy(&s->wake);
-        kvt_table_unmap(s->ring, RING_ITEMS * sizeof *s->ring);
+        kvt_free(s->ring);
     }
     (void)pthread_cond_destroy(&e->progress);
     (void)pthread_mutex_destroy(&e->lock);
@@ -369,13 +369,13 @@ static enum kvt_status add_stream(struct emulated *e, void *engine_stream)
     if (e->stream_count == KVT_GPU_STREAMS_MAX) return KVT_FULL;
     struct stream *s = &e->streams[e->stream_count];
     *s = (struct stream){ .gpu = e, .engine_stream = engine_stream };
-    s->ring = kvt_table_map(RING_ITEMS * sizeof *s->ring);
+    s->ring = kvt_alloc(RING_ITEMS, sizeof *s->ring);
     if (!s->ring) return KVT_NOMEM;
     (void)pthread_cond_init(&s->wake, NULL);
     if (!e->env.is_single_threaded) {
         if (pthread_create(&s->thread, NULL, stream_main, s) != 0) {
             (void)pthread_cond_destroy(&s->wake);
-            kvt_table_unmap(s->ring, RING_ITEMS * sizeof *s->ring);
+            kvt_free(s->ring);
             return KVT_NOMEM;
         }
         s->has_thread = true;

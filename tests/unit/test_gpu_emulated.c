@@ -15,6 +15,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/rng.h"
 
 #define MS 1000000u
 
@@ -471,6 +472,91 @@ static void threads_keep_the_order_that_marks_and_waits_make(void **state)
     ops->close(gpu);
 }
 
+/* ---- Random programs against the rules ---------------------------------------------------------------------------------- */
+
+enum { PROGRAM_STREAMS = 4, PROGRAM_ITEMS = 60 };
+
+/* A job notes the ticks at which it ran and ended; the rules are checked on the ticks. */
+struct tick_job {
+    struct kvt_gpu_job job;
+    uint32_t stream;
+    uint64_t serial;          /* of its mark */
+    uint64_t ran, ended;      /* 0: never ran (it failed) */
+    kvt_mark behind[PROGRAM_STREAMS]; /* the latest mark of each stream that its stream waited for before it */
+};
+
+static _Atomic uint64_t ticks;
+static struct tick_job program[PROGRAM_ITEMS];
+static uint32_t program_jobs;
+
+static void run_tick(struct kvt_gpu_job *job) { ((struct tick_job *)job)->ran = atomic_fetch_add(&ticks, 1) + 1; }
+static void end_tick(struct kvt_gpu_job *job) { ((struct tick_job *)job)->ended = atomic_fetch_add(&ticks, 1) + 1; }
+
+static void check_program(void)
+{
+    for (uint32_t i = 0; i < program_jobs; i++) {
+        const struct tick_job *later = &program[i];
+        assert_true(later->ended > 0);
+        for (uint32_t k = 0; k < program_jobs; k++) {
+            const struct tick_job *earlier = &program[k];
+            const bool is_own = earlier->stream == later->stream && earlier->serial < later->serial;
+            const kvt_mark mark = later->behind[earlier->stream];
+            const bool is_waited_for = mark != 0 && earlier->serial <= kvt_mark_serial(mark);
+            if (!is_own && !is_waited_for) continue;
+            assert_true(earlier->ended < later->ended);
+            if (later->ran > 0) assert_true(earlier->ended < later->ran);
+        }
+    }
+}
+
+static void build_program(struct kvt_gpu *gpu, struct kvt_rng *rng, bool is_cranked)
+{
+    kvt_mark waited[PROGRAM_STREAMS][PROGRAM_STREAMS] = { { 0 } };
+    memset(program, 0, sizeof program);
+    program_jobs = 0;
+    for (uint32_t i = 0; i < PROGRAM_ITEMS; i++) {
+        const uint32_t stream = (uint32_t)kvt_rng_below(rng, PROGRAM_STREAMS);
+        const uint32_t other = (uint32_t)kvt_rng_below(rng, PROGRAM_STREAMS);
+        struct tick_job *job = &program[program_jobs];
+        switch (kvt_rng_below(rng, 6)) {
+        case 0:
+        case 1:
+            waited[stream][other] = ops->mark(gpu, other);
+            ops->wait(gpu, stream, waited[stream][other]);
+            break;
+        case 2:
+            kvt_gpu_emulated_gate(gpu, stream, kvt_rng_below(rng, 2) == 0);
+            break;
+        case 3:
+            if (is_cranked) (void)kvt_gpu_emulated_run(gpu, stream);
+            break;
+        default:
+            memcpy(job->behind, waited[stream], sizeof job->behind);
+            job->stream = stream;
+            job->job = (struct kvt_gpu_job){ .run = run_tick, .done = end_tick };
+            ops->submit(gpu, stream, &job->job);
+            job->serial = kvt_mark_serial(ops->mark(gpu, stream));
+            program_jobs++;
+        }
+    }
+}
+
+static void random_programs_keep_every_order_that_was_asked_for(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        struct kvt_env env = kvt_env_default();
+        struct kvt_rng rng = { seed };
+        env.is_single_threaded = seed % 4 != 0;
+        struct kvt_gpu *gpu = open_gpu(env, (struct kvt_gpu_config){ 0 }, PROGRAM_STREAMS);
+        for (uint32_t s = 0; s < PROGRAM_STREAMS; s++)
+            kvt_gpu_emulated_fault_randomly(gpu, s, 100000, seed, (enum kvt_gpu_fault)(seed % 5));
+        build_program(gpu, &rng, env.is_single_threaded);
+        ops->close(gpu);
+        check_program();
+    }
+}
+
 static void a_gated_thread_runs_nothing_until_it_is_opened(void **state)
 {
     (void)state;
@@ -537,6 +623,7 @@ int main(void)
         cmocka_unit_test(close_ends_all_work_whatever_holds_it_up),
         cmocka_unit_test(freeing_memory_waits_for_the_work_that_may_use_it),
         cmocka_unit_test(threads_keep_the_order_that_marks_and_waits_make),
+        cmocka_unit_test(random_programs_keep_every_order_that_was_asked_for),
         cmocka_unit_test(a_gated_thread_runs_nothing_until_it_is_opened),
         cmocka_unit_test(open_fails_cleanly_at_each_allocation),
         cmocka_unit_test(the_default_device_is_one_that_is_present),

@@ -1,12 +1,12 @@
 /*
  * The emulated device: ordinary memory, and streams that are as asynchronous as a device's.
  *
- * 1. A stream is a ring of items, jobs and waits; an item's serial is its number in the stream. Items start in order, and one
- *    is over before the next one starts. `finished` is the serial of the last one that is over.
+ * 1. A stream is a ring of items, jobs and waits; an item's serial is its number in the stream. Items start in
+ *    order, and one is over before the next one starts. `finished` is the serial of the last one that is over.
  * 2. A mark is the serial of the last item at the moment it is taken, so it costs nothing: it is reached
  *    when finished >= serial. Its done callbacks have returned by then.
- * 3. A mark names only items submitted before it, so waits cannot form a circle: with every gate open and no job stuck, some
- *    stream can always go on.
+ * 3. A mark names only items submitted before it, so waits cannot form a circle: with every gate open and no job
+ *    stuck, some stream can always go on.
  * 4. One lock guards all of it, and is given up while a job runs, sleeps or reports that it is done.
  */
 #include "kernels/gpu_emulated.h"
@@ -20,7 +20,10 @@
 #include "runtime/base/mem.h"
 #include "runtime/base/rng.h"
 
-/* Items that a stream takes before submit blocks its caller; a real device's queue is shorter. Untouched ones cost nothing. */
+/*
+ * Items that a stream takes before submit blocks its caller; a real device's queue is shorter. Untouched ones cost
+ * nothing.
+ */
 #define RING_ITEMS 16384u
 
 /* A clock that is not the system's is looked at this often while a job is on the link. */
@@ -125,8 +128,9 @@ static enum kvt_gpu_fault draw_fault(struct stream *s)
 }
 
 /*
- * When the link has moved the job's bytes. A job that was queued while the link was busy follows the one before without a
- * gap, even when the thread came to it late, so that the link's speed does not depend on how well threads sleep.
+ * When the link has moved the job's bytes. A job that was queued while the link was busy follows the one before
+ * without a gap, even when the thread came to it late, so that the link's speed does not depend on how well threads
+ * sleep.
  */
 static uint64_t link_end_ns(struct stream *s, const struct item *item, struct kvt_gpu_job *job)
 {
@@ -158,7 +162,7 @@ static void sleep_until(const struct emulated *e, uint64_t end_ns)
             wake_ns = kvt_min_u64(end_ns - now, FOREIGN_CLOCK_SLICE_NS);
             flags = 0;
         }
-        const struct timespec ts = { .tv_sec = (time_t)(wake_ns / 1000000000u), .tv_nsec = (long)(wake_ns % 1000000000u) };
+        const struct timespec ts = { (time_t)(wake_ns / 1000000000u), (long)(wake_ns % 1000000000u) };
         (void)clock_nanosleep(CLOCK_MONOTONIC, flags, &ts, NULL);
     }
 }
@@ -285,7 +289,10 @@ static void wait_finished(struct stream *s, uint64_t serial)
     e->progress_waiters--;
 }
 
-/* Waits, with the lock held, for everything submitted so far. Neither a gate nor a stuck job keeps it from coming to an end. */
+/*
+ * Waits, with the lock held, for everything submitted so far. Neither a gate nor a stuck job keeps it from coming
+ * to an end.
+ */
 static void drain(struct emulated *e)
 {
     e->is_draining = true;
@@ -307,11 +314,12 @@ static void push_item(struct stream *s, struct kvt_gpu_job *job, kvt_mark mark)
     if (s->has_thread) (void)pthread_cond_signal(&s->wake);
 }
 
-/* ---- The calls of gpu.h --------------------------------------------------------------------------------------------- */
+/* ---- The calls of gpu.h ---------------------------------------------------------------------- */
 
 static bool emulated_is_present(void) { return true; }
 
-static enum kvt_status emulated_open(const struct kvt_gpu_config *config, const struct kvt_env *env, struct kvt_gpu **ret_gpu)
+static enum kvt_status emulated_open(const struct kvt_gpu_config *config, const struct kvt_env *env,
+                                     struct kvt_gpu **ret_gpu)
 {
     const struct kvt_env real = kvt_env_default();
     struct emulated *e = kvt_alloc(1, sizeof *e);
@@ -461,7 +469,7 @@ const struct kvt_gpu_ops kvt_gpu_emulated_ops = {
     .synchronize = emulated_synchronize,
 };
 
-/* ---- For tests and simulations ---------------------------------------------------------------------------------------- */
+/* ---- For tests and simulations --------------------------------------------------------------- */
 
 void kvt_gpu_emulated_gate(struct kvt_gpu *gpu, uint32_t stream, bool is_closed)
 {

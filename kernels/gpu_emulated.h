@@ -1,14 +1,14 @@
 /*
  * gpu_emulated: what tests and simulations do to an emulated device beyond the gate and the crank of gpu.h.
  *
- * Faults: the n-th next job of a stream, or each one with some probability, fails or gets stuck. A stuck job holds up its
- * stream until it is released, as a device that stopped answering does; closing the device releases it, and so does
- * freeing device memory, which waits for all work as close does; gates do not hold them up either.
+ * Faults: the n-th next job of a stream, or each one with some probability, fails or gets stuck. A stuck job holds
+ *         up its stream until it is released, as a device that stopped answering does. Close and memory_free, which
+ *         wait for all work, release it themselves, and pass closed gates.
  *
- * Time:   with a link speed set, a job that crossed the link is over when its stream's link would have moved its bytes. Each
- *         stream has a link of its own, and one job at a time uses it. In a single-threaded env nobody sleeps: the
- *         job's bytes move when it is run, and kvt_gpu_emulated_run() ends it once env's clock has come to its end.
- *         Only synchronize and close end it at once: nobody could move the clock while they wait.
+ * Time:   with a link speed set, a job that crossed the link is over when its stream's link would have moved its
+ *         bytes. Each stream has a link of its own, and one job at a time uses it. In a single-threaded env nobody
+ *         sleeps: the job's bytes move when it is run, and kvt_gpu_emulated_run() ends it once env's clock has come
+ *         to its end. Only synchronize and close end it at once: nobody could move the clock while they wait.
  *
  * Thread: any.
  */

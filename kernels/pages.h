@@ -2,8 +2,9 @@
  * pages: the bytes of one block between its segments and one contiguous run.
  *
  * A segment is one (layer, plane) of the block: `bytes` valid bytes at its start, [token][row]. Segment s lies at
- * base[s] + slot * stride[s]. The contiguous run holds the valid bytes of each segment one after the other, in order. What lies
- * behind the valid bytes of a segment is neither read nor written: an engine may be writing it at that moment.
+ * base[s] + slot * stride[s]. The contiguous run holds the valid bytes of each segment one after the other, in
+ * order. What lies behind the valid bytes of a segment is neither read nor written: an engine may be writing it at
+ * that moment.
  *
  * Thread: any; no state. Source and target do not overlap.
  */

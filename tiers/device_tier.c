@@ -70,12 +70,18 @@ static struct device_tier *device_of(struct kvt_tier *tier) { return (struct dev
 static struct kvt_pages pages_of(const struct group_map *map, uint32_t slot, uint32_t tokens)
 {
     return (struct kvt_pages){
-        .count = map->segment_count, .base = map->base, .stride = map->stride, .slot = slot, .bytes = tokens * map->row_bytes };
+        .count = map->segment_count,
+        .base = map->base,
+        .stride = map->stride,
+        .slot = slot,
+        .bytes = tokens * map->row_bytes,
+    };
 }
 
-/* ---- Jobs: in the thread of their stream --------------------------------------------------------------------------------- */
+/* ---- Jobs: in the thread of their stream ----------------------------------------------------- */
 
-static const struct kvt_chunk_view *view_chunks(const struct group_map *map, struct lane *lane, const struct kvt_pages *pages)
+static const struct kvt_chunk_view *view_chunks(const struct group_map *map, struct lane *lane,
+                                                const struct kvt_pages *pages)
 {
     for (uint32_t layer = 0; layer < map->layers; layer++) {
         struct kvt_chunk_view *view = &lane->views[layer];
@@ -93,8 +99,8 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     if (op->form == KVT_FORM_PACKED && d->codec) {
         struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_STASH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
-        const uint32_t length = kvt_codec_pack(d->codec, op->group, view_chunks(map, lane, &pages), op->tokens, op->host,
-                                               op->host_capacity, lane->scratch);
+        const uint32_t length = kvt_codec_pack(d->codec, op->group, view_chunks(map, lane, &pages), op->tokens,
+                                               op->host, op->host_capacity, lane->scratch);
         op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
         KVT_ASSERT(length <= op->host_capacity);
         if (length == 0) return KVT_FULL;
@@ -110,7 +116,10 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     return KVT_OK;
 }
 
-/* The form and length of the bytes may come from a record on disk: what does not fit the block is CORRUPT, no assertion. */
+/*
+ * The form and length of the bytes may come from a record on disk: what does not fit the block is CORRUPT, no
+ * assertion.
+ */
 static enum kvt_status run_fetch(struct device_tier *d, struct kvt_tier_op *op)
 {
     const struct group_map *map = &d->groups[op->group];
@@ -186,7 +195,7 @@ static void finish_job(struct kvt_gpu_job *gpu_job)
     if (wake.wake) wake.wake(wake.user);
 }
 
-/* ---- The calls of tier.h ------------------------------------------------------------------------------------------------ */
+/* ---- The calls of tier.h --------------------------------------------------------------------- */
 
 static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *op)
 {
@@ -303,7 +312,7 @@ static const struct kvt_tier_ops device_tier_ops = {
     .map = device_map,
 };
 
-/* ---- Open ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Open ------------------------------------------------------------------------------------ */
 
 static enum kvt_status map_group(struct device_tier *d, const struct kvt_device_tier_config *config, uint32_t g)
 {

@@ -16,7 +16,7 @@
 
 struct kvt_codec;
 
-/* The tier's streams on its device. Copies within the device run between fetches: both write slots that a step is about to use. */
+/* The tier's streams on its device. Copies within the device run between fetches: both fill slots for the next step. */
 enum { KVT_DEVICE_STREAM_STASH, KVT_DEVICE_STREAM_FETCH, KVT_DEVICE_STREAMS };
 
 /*

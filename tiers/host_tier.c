@@ -62,19 +62,24 @@ static void *worker_main(void *user)
 {
     struct kvt_host_tier *host = user;
     bool is_pinning = host->config.is_pinning_wanted;
+    const uint64_t start_ns = kvt_env_now_ns(host->env);
     for (uint32_t i = 0; i < host->chunk_count; i++) {
         uint8_t *chunk = host->memory + i * host->config.chunk_bytes;
         if (!populate_chunk(host, chunk)) break;
         if (is_pinning && mlock(chunk, host->config.chunk_bytes) != 0) {
             is_pinning = false;
             kvt_log(host->env, KVT_LOG_WARN,
-                    "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit; the rest is pageable",
+                    "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit",
                     i, host->chunk_count, strerror(errno));
         }
         if (is_pinning) atomic_store(&host->pinned_chunks, i + 1);
         atomic_store(&host->ready_chunks, i + 1);
         if (host->config.wake.wake) host->config.wake.wake(host->config.wake.user);
     }
+    const uint64_t ready_bytes = atomic_load(&host->ready_chunks) * host->config.chunk_bytes;
+    kvt_log(host->env, KVT_LOG_INFO, "host memory: %.2f GiB ready in %.2f s, %u of %u chunks pinned",
+            (double)ready_bytes / (double)KVT_GIB, (double)(kvt_env_now_ns(host->env) - start_ns) / 1e9,
+            atomic_load(&host->pinned_chunks), host->chunk_count);
     return NULL;
 }
 

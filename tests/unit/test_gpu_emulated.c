@@ -240,7 +240,8 @@ static void the_link_decides_when_a_job_is_over(void **state)
     env.now_ns = fake_clock;
     fake_ns = 1000;
     /* 1 byte takes 1 ns. */
-    struct kvt_gpu *gpu = open_gpu(env, (struct kvt_gpu_config){ .link_bytes_per_s = 1000000000, .link_latency_ns = 10 }, 2);
+    const struct kvt_gpu_config config = { .link_bytes_per_s = 1000000000, .link_latency_ns = 10 };
+    struct kvt_gpu *gpu = open_gpu(env, config, 2);
     struct letter a = { .bytes = 100 }, b = { .bytes = 100 }, c = { .bytes = 0 }, d = { .bytes = 50 };
     submit_letter(gpu, 0, &a, 'a');
     submit_letter(gpu, 0, &b, 'b');
@@ -472,7 +473,7 @@ static void threads_keep_the_order_that_marks_and_waits_make(void **state)
     ops->close(gpu);
 }
 
-/* ---- Random programs against the rules ---------------------------------------------------------------------------------- */
+/* ---- Random programs against the rules ------------------------------------------------------- */
 
 enum { PROGRAM_STREAMS = 4, PROGRAM_ITEMS = 60 };
 

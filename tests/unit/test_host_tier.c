@@ -38,7 +38,8 @@ static struct kvt_host_tier_config config_of(uint64_t capacity_bytes, uint64_t c
 {
     atomic_store(&wakes, 0);
     atomic_store(&warnings, 0);
-    return (struct kvt_host_tier_config){ .capacity_bytes = capacity_bytes, .chunk_bytes = chunk_bytes, .wake = { count_wake, NULL } };
+    return (struct kvt_host_tier_config){
+        .capacity_bytes = capacity_bytes, .chunk_bytes = chunk_bytes, .wake = { count_wake, NULL } };
 }
 
 static struct kvt_host_tier *open_host(const struct kvt_host_tier_config *config, const struct kvt_env *env)

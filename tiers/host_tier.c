@@ -22,7 +22,7 @@
 
 struct kvt_host_tier {
     struct kvt_host_tier_config config;
-    const struct kvt_env *env;
+    struct kvt_env env;
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t chunk_count;
@@ -48,7 +48,7 @@ static bool populate_chunk(struct kvt_host_tier *host, uint8_t *chunk)
         if (errno == EINVAL) {
             touch(chunk + at, slice_bytes);
         } else if (errno != EINTR && errno != EAGAIN) {
-            kvt_log(host->env, KVT_LOG_WARN, "host memory ends at %u of %u chunks: %s",
+            kvt_log(&host->env, KVT_LOG_WARN, "host memory ends at %u of %u chunks: %s",
                     atomic_load(&host->ready_chunks), host->chunk_count, strerror(errno));
             return false;
         } else {
@@ -62,13 +62,13 @@ static void *worker_main(void *user)
 {
     struct kvt_host_tier *host = user;
     bool is_pinning = host->config.is_pinning_wanted;
-    const uint64_t start_ns = kvt_env_now_ns(host->env);
+    const uint64_t start_ns = kvt_env_now_ns(&host->env);
     for (uint32_t i = 0; i < host->chunk_count; i++) {
         uint8_t *chunk = host->memory + i * host->config.chunk_bytes;
         if (!populate_chunk(host, chunk)) break;
         if (is_pinning && mlock(chunk, host->config.chunk_bytes) != 0) {
             is_pinning = false;
-            kvt_log(host->env, KVT_LOG_WARN,
+            kvt_log(&host->env, KVT_LOG_WARN,
                     "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit",
                     i, host->chunk_count, strerror(errno));
         }
@@ -77,8 +77,8 @@ static void *worker_main(void *user)
         if (host->config.wake.wake) host->config.wake.wake(host->config.wake.user);
     }
     const uint64_t ready_bytes = atomic_load(&host->ready_chunks) * host->config.chunk_bytes;
-    kvt_log(host->env, KVT_LOG_INFO, "host memory: %.2f GiB ready in %.2f s, %u of %u chunks pinned",
-            (double)ready_bytes / (double)KVT_GIB, (double)(kvt_env_now_ns(host->env) - start_ns) / 1e9,
+    kvt_log(&host->env, KVT_LOG_INFO, "host memory: %.2f GiB ready in %.2f s, %u of %u chunks pinned",
+            (double)ready_bytes / (double)KVT_GIB, (double)(kvt_env_now_ns(&host->env) - start_ns) / 1e9,
             atomic_load(&host->pinned_chunks), host->chunk_count);
     return NULL;
 }
@@ -93,7 +93,8 @@ enum kvt_status kvt_host_tier_open(const struct kvt_host_tier_config *config, co
     struct kvt_host_tier *host = kvt_alloc(1, sizeof *host);
     if (!host) return KVT_NOMEM;
     host->config = *config;
-    host->env = env;
+    host->env = *env;
+    if (!host->env.now_ns) host->env.now_ns = kvt_env_default().now_ns;
     host->chunk_count = (uint32_t)chunk_count;
     host->memory_bytes = chunk_count * config->chunk_bytes;
     host->memory = kvt_table_map(host->memory_bytes);

@@ -1,6 +1,6 @@
 /*
- * The device tier with the real codec: real KV is packed in the stash and comes back exact, at any alignment, while base
- * tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or at least stays inside the slot.
+ * The device tier with the real codec: real KV is packed in the stash and comes back exact, at any alignment, while
+ * base tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or stays inside the slot.
  */
 #include <setjmp.h>
 #include <stdarg.h>

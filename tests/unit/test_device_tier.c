@@ -247,12 +247,13 @@ static void each_op_comes_back_exactly_once_through_a_bounded_queue(void **state
     struct kvt_tier_op ops[OPS], extra = stash_of(&f, 0, 1, KVT_FORM_RAW);
     uint8_t *buffers = kvt_alloc(OPS + 1, 4096);
     struct kvt_rng rng = { 42 };
-    uint32_t submitted = 0, returned = 0;
+    uint32_t submitted = 0, returned = 0, failed = 0;
     assert_non_null(buffers);
     extra.host = buffers + OPS * 4096;
     fill_slot(&f, 0, 1);
     fill_slot(&f, 1, 2);
     memset(ops, 0, sizeof ops);
+    kvt_gpu_emulated_fault_randomly(f.gpu, KVT_DEVICE_STREAM_STASH, 100000, 5, KVT_GPU_FAULT_FAIL);
     while (returned < ROUNDS) {
         for (uint32_t i = 0; i < OPS; i++) {
             if (ops[i].is_in_flight || submitted == ROUNDS || kvt_rng_below(&rng, 4) == 0) continue;
@@ -267,8 +268,11 @@ static void each_op_comes_back_exactly_once_through_a_bounded_queue(void **state
         struct kvt_tier_op *done[OPS];
         const uint32_t count = kvt_tier_poll(f.tier, done, 1 + (uint32_t)kvt_rng_below(&rng, OPS));
         for (uint32_t i = 0; i < count; i++) {
+            if (done[i]->status == KVT_IO) {
+                failed++;
+                continue;
+            }
             assert_int_equal(done[i]->status, KVT_OK);
-            assert_true(kvt_device_tier_gpu(f.tier)->ops->is_reached(f.gpu, done[i]->after[0]));
             if (done[i]->ret_form == KVT_FORM_RAW)
                 assert_true(raw_holds(&f, done[i]->host, done[i]->slot + 1, done[i]->tokens));
         }
@@ -277,6 +281,8 @@ static void each_op_comes_back_exactly_once_through_a_bounded_queue(void **state
     }
     assert_int_equal(f.tier->in_flight, 0);
     assert_int_equal(atomic_load(&f.wakes), ROUNDS);
+    assert_true(failed > 0);
+    assert_true(failed < ROUNDS / 2);
     kvt_free(buffers);
     close_tier(&f);
 }

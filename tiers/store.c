@@ -155,8 +155,7 @@ static enum kvt_status open_io(struct kvt_store *store, uint64_t link_bytes_per_
     const struct kvt_block_io_config config = {
         .directory = store->path, .queue_depth = 1024, .buffers = store->memory, .buffers_bytes = store->memory_bytes,
         .link_bytes_per_s = link_bytes_per_s };
-    const enum kvt_status status = store->env.block_io ? store->env.block_io->open(&config, &store->env, &store->io)
-                                                       : kvt_block_io_open(&config, &store->env, &store->io);
+    const enum kvt_status status = kvt_block_io_open(&config, &store->env, &store->io);
     if (status != KVT_OK) {
         store->io = NULL;
         return kvt_store_refuse(error, status == KVT_NOMEM ? KVT_NOMEM : KVT_IO, "path is %s: it cannot be read and written: %s",

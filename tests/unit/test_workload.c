@@ -146,7 +146,7 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
         { GOOD "{\"timestamp\":0,\"input_len", ":2: column 26: the line ends too early: a request is one JSON object on one line" },
         { GOOD "\n[1]\n", ":3: '[1]': a request is one JSON object on one line" },
         { GOOD "null", ":2: 'null': a request is one JSON object on one line" },
-        { GOOD "{} x", ":2: column 4: unexpected characters: a request is one JSON object on one line" },
+        { GOOD "{} x", ":2: column 4: unexpected character: a request is one JSON object on one line" },
         { GOOD "{}", ":2: timestamp is missing" },
         { "{\"timestamp\":-1}", ":1: timestamp is -1: milliseconds, 0 to 10000000000000" },
         { "{\"timestamp\":\"0\"}", ":1: timestamp is \"0\": milliseconds, 0 to 10000000000000" },

@@ -234,15 +234,17 @@ static enum kvt_status read_request(struct reader *reader)
 static enum kvt_status read_line(struct reader *reader, const char *line, size_t length)
 {
     const uint64_t number = reader->lines->number;
-    if (length > INT32_MAX) return kvt_workload_refuse(reader->build, number, "a line of %zu bytes: at most 2 GiB", length);
+    if (length >= INT32_MAX) return kvt_workload_refuse(reader->build, number, "a line of %zu bytes: at most 2 GiB", length);
     json_tokener_reset(reader->tokener);
-    reader->object = json_tokener_parse_ex(reader->tokener, line, (int)length);
+    /* The terminator tells the parser that the text is over: a bare number or null has no other end. */
+    reader->object = json_tokener_parse_ex(reader->tokener, line, (int)length + 1);
     enum json_tokener_error error = json_tokener_get_error(reader->tokener);
     const size_t parsed = json_tokener_get_parse_end(reader->tokener);
     if (error == json_tokener_continue || (error == json_tokener_success && parsed != length)) error = json_tokener_error_parse_eof;
     enum kvt_status status;
     if (error != json_tokener_success) {
-        status = kvt_workload_refuse(reader->build, number, "column %zu: %s: a request is one JSON object on one line", parsed + 1,
+        status = kvt_workload_refuse(reader->build, number, "column %llu: %s: a request is one JSON object on one line",
+                                     (unsigned long long)kvt_min_u64(parsed, length) + 1,
                                      parsed < length ? json_tokener_error_desc(error) : "the line ends too early");
     } else if (!json_object_is_type(reader->object, json_type_object)) {
         status = kvt_workload_refuse(reader->build, number, "'%.40s': a request is one JSON object on one line", line);

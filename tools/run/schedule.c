@@ -422,7 +422,7 @@ static bool run_step(struct kvt_schedule *s, kvt_step step, bool is_stalled)
         is_launched = status == KVT_OK || kvt_schedule_fail(s, "kvt_emulated_launch", status);
     }
     if (!is_launched) {
-        (void)kvt_step_end(s->runtime, step);
+        (void)end_step(s, step);
         return false;
     }
     struct kvt_engine_times times;

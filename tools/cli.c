@@ -9,14 +9,13 @@
 #include "runtime/base/assert.h"
 #include "tools/text.h"
 
-#define LINE_BYTES      1024
-#define BAR_CHARACTERS  24
-#define REDRAW_NS       ((uint64_t)100000000)
+#define LINE_BYTES 1024
+#define BAR_CHARACTERS 24
+#define REDRAW_NS ((uint64_t)100000000)
 
-/* ---- Errors --------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-__attribute__((format(printf, 2, 0)))
-static void print_line(const char *command, const char *format, va_list arguments)
+__attribute__((format(printf, 2, 0))) static void print_line(const char *command, const char *format, va_list arguments)
 {
     char line[LINE_BYTES];
     (void)vsnprintf(line, sizeof line, format, arguments);
@@ -49,11 +48,11 @@ int kvt_failure(const char *command, const char *format, ...)
     return KVT_EXIT_FAILED;
 }
 
-/* ---- Options -------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 /*
- * The parser around a command's own one. Without an error stream argp prints no usage hint and does not exit; what is left
- * of an unknown option is getopt's one line.
+ * The parser around a command's own one. Without an error stream argp prints no usage hint and does not exit; what is
+ * left of an unknown option is getopt's one line.
  */
 static error_t parse_around(int key, char *argument, struct argp_state *state)
 {
@@ -70,7 +69,9 @@ int kvt_parse_options(const struct argp *argp, int argc, char **argv, void *inpu
     inner.doc = NULL;
     inner.args_doc = NULL;
     const struct argp_child children[] = { { .argp = &inner }, { 0 } };
-    const struct argp outer = { .parser = parse_around, .doc = argp->doc, .args_doc = argp->args_doc, .children = children };
+    const struct argp outer = {
+        .parser = parse_around, .doc = argp->doc, .args_doc = argp->args_doc, .children = children
+    };
     argp_err_exit_status = KVT_EXIT_USAGE;
     return argp_parse(&outer, argc, argv, 0, NULL, input) == 0 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
 }
@@ -81,7 +82,7 @@ error_t kvt_refuse_argument(const struct argp_state *state, const char *argument
     return EINVAL;
 }
 
-/* ---- Progress ------------------------------------------------------------------------------------------------------- */
+/* ---- Progress ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t now_ns(void)
 {
@@ -108,8 +109,8 @@ void kvt_progress_update(struct kvt_progress *progress, uint64_t done, const cha
     memset(bar, '.', BAR_CHARACTERS);
     memset(bar, '#', filled);
     bar[BAR_CHARACTERS] = '\0';
-    (void)fprintf(stderr, "\r%s [%s] %3.0f%%  %s/%s  %s\033[K", progress->label, bar, share * 100, kvt_format_count(done).text,
-                  kvt_format_count(progress->total).text, note ? note : "");
+    (void)fprintf(stderr, "\r%s [%s] %3.0f%%  %s/%s  %s\033[K", progress->label, bar, share * 100,
+                  kvt_format_count(done).text, kvt_format_count(progress->total).text, note ? note : "");
     (void)fflush(stderr);
 }
 
@@ -121,7 +122,7 @@ void kvt_progress_end(struct kvt_progress *progress)
     progress->is_shown = false;
 }
 
-/* ---- Tables --------------------------------------------------------------------------------------------------------- */
+/* ---- Tables ------------------------------------------------------------------------------------------------------ */
 
 void kvt_listing_init(struct kvt_listing *listing, const char *alignment)
 {

@@ -1,8 +1,9 @@
 /*
- * cli: what every subcommand of kvtier does the same way: refuse in one line, read its options, show progress, print tables.
+ * cli: what every subcommand of kvtier does the same way: refuse in one line, read its options, show progress, print
+ * tables.
  *
- * A subcommand is `int kvt_cmd_NAME(int argc, char **argv)`: argv[0] is "kvtier NAME", and what it returns is the exit status:
- * KVT_EXIT_OK only when what was asked holds.
+ * A subcommand is `int kvt_cmd_NAME(int argc, char **argv)`: argv[0] is "kvtier NAME", and what it returns is the
+ * exit status: KVT_EXIT_OK only when what was asked holds.
  */
 #ifndef KVT_TOOLS_CLI_H
 #define KVT_TOOLS_CLI_H
@@ -19,8 +20,8 @@ enum kvt_exit {
 };
 
 /*
- * One line on stderr, "command: text", whatever the text holds: control characters become '?'. Returns KVT_EXIT_USAGE, so that
- * a command can `return kvt_usage_error(...)`.
+ * One line on stderr, "command: text", whatever the text holds: control characters become '?'. Returns
+ * KVT_EXIT_USAGE, so that a command can `return kvt_usage_error(...)`.
  */
 int kvt_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -31,16 +32,16 @@ int kvt_refuse_value(const char *command, const char *option, const char *value,
 int kvt_failure(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * argp_parse() with argp's own errors cut to one line and no way to leave but --help. The parser reports its errors itself
- * with the functions above and returns EINVAL; it handles ARGP_KEY_ARG with kvt_refuse_argument(). Returns KVT_EXIT_OK or
- * KVT_EXIT_USAGE.
+ * argp_parse() with argp's own errors cut to one line and no way to leave but --help. The parser reports its errors
+ * itself with the functions above and returns EINVAL; it handles ARGP_KEY_ARG with kvt_refuse_argument(). Returns
+ * KVT_EXIT_OK or KVT_EXIT_USAGE.
  */
 int kvt_parse_options(const struct argp *argp, int argc, char **argv, void *input);
 
 /* For ARGP_KEY_ARG of a command without arguments. Returns EINVAL. */
 error_t kvt_refuse_argument(const struct argp_state *state, const char *argument);
 
-/* ---- Progress ------------------------------------------------------------------------------------------------------ */
+/* ---- Progress ---------------------------------------------------------------------------------------------------- */
 
 /* One line on stderr that is drawn again and again; nothing when stderr is no terminal. */
 struct kvt_progress {
@@ -56,9 +57,9 @@ void kvt_progress_update(struct kvt_progress *progress, uint64_t done, const cha
 /* Clears the line. */
 void kvt_progress_end(struct kvt_progress *progress);
 
-/* ---- Tables -------------------------------------------------------------------------------------------------------- */
+/* ---- Tables ------------------------------------------------------------------------------------------------------ */
 
-#define KVT_LISTING_CELLS_MAX  512
+#define KVT_LISTING_CELLS_MAX 512
 #define KVT_LISTING_CELL_BYTES 64
 #define KVT_LISTING_COLUMNS_MAX 16
 

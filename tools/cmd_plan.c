@@ -11,9 +11,9 @@
 #include "tools/models.h"
 #include "tools/text.h"
 
-#define CONTEXT_DEFAULT      8192
+#define CONTEXT_DEFAULT 8192
 #define BLOCK_TOKENS_DEFAULT 16
-#define CONTEXT_MAX          ((uint64_t)1 << 40)
+#define CONTEXT_MAX ((uint64_t)1 << 40)
 
 enum tier { TIER_HBM, TIER_HOST, TIER_NVME, TIER_COUNT };
 static const char *const tier_names[TIER_COUNT] = { "hbm", "host", "nvme" };
@@ -30,23 +30,38 @@ struct options {
 struct plan {
     struct kvt_model model;
     uint64_t bytes_per_token, bytes_per_sequence, total_bytes, bytes_ignoring_windows, attention_matrix_bytes;
-    uint64_t block_bytes_per_sequence;              /* in whole blocks: what tiers are filled with */
-    uint64_t group_bytes[KVT_GROUPS_MAX];           /* per sequence */
+    uint64_t block_bytes_per_sequence;    /* in whole blocks: what tiers are filled with */
+    uint64_t group_bytes[KVT_GROUPS_MAX]; /* per sequence */
     uint64_t fit[TIER_COUNT], packed_fit[TIER_COUNT];
-    double ratio;                                   /* that the codec is expected to reach */
+    double ratio; /* that the codec is expected to reach */
 };
 
-/* ---- Options -------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-enum option_key { OPTION_MODEL = 0x100, OPTION_CONFIG, OPTION_SHAPE, OPTION_CONTEXT, OPTION_BATCH, OPTION_DTYPE, OPTION_BLOCK_TOKENS,
-                  OPTION_HBM, OPTION_HOST, OPTION_NVME, OPTION_JSON };
+enum option_key {
+    OPTION_MODEL = 0x100,
+    OPTION_CONFIG,
+    OPTION_SHAPE,
+    OPTION_CONTEXT,
+    OPTION_BATCH,
+    OPTION_DTYPE,
+    OPTION_BLOCK_TOKENS,
+    OPTION_HBM,
+    OPTION_HOST,
+    OPTION_NVME,
+    OPTION_JSON
+};
 
 static const struct argp_option option_table[] = {
-    { "model", OPTION_MODEL, "NAME", 0, "a model by name: llama-3-8b, llama-3-70b, qwen2.5-7b, qwen2.5-72b, gemma-3-270m, "
-      "gemma-3-27b, gpt-oss-20b, qwen3-next-80b, deepseek-v3", 0 },
+    { "model", OPTION_MODEL, "NAME", 0,
+      "a model by name: llama-3-8b, llama-3-70b, qwen2.5-7b, qwen2.5-72b, gemma-3-270m, "
+      "gemma-3-27b, gpt-oss-20b, qwen3-next-80b, deepseek-v3",
+      0 },
     { "config", OPTION_CONFIG, "FILE", 0, "a model by its HuggingFace config.json", 0 },
-    { "shape", OPTION_SHAPE, "SHAPE", 0, "a model by layers=,kv_heads=,head_dim=,dtype=[,kind=full|window|state,window=,sinks=,"
-      "planes=,state_bytes=]; '+' joins groups of layers", 0 },
+    { "shape", OPTION_SHAPE, "SHAPE", 0,
+      "a model by layers=,kv_heads=,head_dim=,dtype=[,kind=full|window|state,window=,sinks=,"
+      "planes=,state_bytes=]; '+' joins groups of layers",
+      0 },
     { "context", OPTION_CONTEXT, "TOKENS", 0, "tokens of a sequence (default 8192)", 1 },
     { "batch", OPTION_BATCH, "N", 0, "sequences at once (default 1)", 1 },
     { "dtype", OPTION_DTYPE, "DTYPE", 0, "of the KV cache: bf16, fp16, fp8, fp32 or int8 (default: the model's)", 1 },
@@ -55,7 +70,8 @@ static const struct argp_option option_table[] = {
     { "host", OPTION_HOST, "SIZE", 0, "host memory for KV", 2 },
     { "nvme", OPTION_NVME, "SIZE", 0, "NVMe space for KV", 2 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
-    { 0 } };
+    { 0 }
+};
 
 static error_t refuse(const struct argp_state *state, const char *option, const char *value, const char *rule)
 {
@@ -63,7 +79,8 @@ static error_t refuse(const struct argp_state *state, const char *option, const 
     return EINVAL;
 }
 
-static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t most, uint64_t *ret_count)
+static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t most,
+                          uint64_t *ret_count)
 {
     const char *rule = kvt_parse_count(value, 1, most, ret_count);
     return rule ? refuse(state, option, value, rule) : 0;
@@ -98,9 +115,12 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     }
 }
 
-static const struct argp plan_argp = { .options = option_table, .parser = read_option,
-    .doc = "What a model's KV cache takes, and how many sequences fit.\vKV grows linearly with the context; window and state layers stop "
-           "growing. Only a materialised attention matrix grows with its square, and kernels of the FlashAttention kind never make one." };
+static const struct argp plan_argp = { .options = option_table,
+                                       .parser = read_option,
+                                       .doc = "What a model's KV cache takes, and how many sequences fit.\vKV grows "
+                                              "linearly with the context; window and state layers stop "
+                                              "growing. Only a materialised attention matrix grows with its square, "
+                                              "and kernels of the FlashAttention kind never make one." };
 
 static int read_model(const char *command, const struct options *options, struct kvt_model *ret_model)
 {
@@ -123,16 +143,20 @@ static int read_model(const char *command, const struct options *options, struct
     return kvt_refuse_value(command, option, value, *error ? error : kvt_status_text(status));
 }
 
-/* ---- The figures ------------------------------------------------------------------------------------------------------ */
+/* ---- The figures ------------------------------------------------------------------------------------------------- */
 
-/* What rank planes reach on real KV pages, headers and padding included; groups of states and other dtypes stay as they are. */
+/*
+ * What rank planes reach on real KV pages, headers and padding included; groups of states and other dtypes stay as
+ * they are.
+ */
 static double expected_ratio(enum kvt_dtype dtype)
 {
     switch (dtype) {
     case KVT_DTYPE_BF16: return 1.4;
     case KVT_DTYPE_FP16: return 1.12;
     case KVT_DTYPE_FP8: return 1.12;
-    case KVT_DTYPE_FP32: case KVT_DTYPE_INT8: break;
+    case KVT_DTYPE_FP32:
+    case KVT_DTYPE_INT8: break;
     }
     return 1.0;
 }
@@ -147,8 +171,8 @@ static bool group_figures(const struct kvt_model_shape *shape, const struct kvt_
     if (!kvt_multiply(kvt_group_bytes_per_token(group), context, &all)) return false;
     *ret_bytes = kvt_group_bytes_kept(group, context);
     *ret_bytes_ignoring = group->kind == KVT_GROUP_WINDOW ? all : *ret_bytes;
-    return kvt_multiply(kvt_group_blocks_kept(group, shape->block_tokens, context), kvt_group_block_bytes(group, shape->block_tokens),
-                        ret_block_bytes);
+    return kvt_multiply(kvt_group_blocks_kept(group, shape->block_tokens, context),
+                        kvt_group_block_bytes(group, shape->block_tokens), ret_block_bytes);
 }
 
 static bool fill_plan(const struct options *options, struct plan *plan)
@@ -172,7 +196,8 @@ static bool fill_plan(const struct options *options, struct plan *plan)
     plan->attention_matrix_bytes = plan->model.attention_heads;
     fits = fits && kvt_multiply(plan->attention_matrix_bytes, options->context, &plan->attention_matrix_bytes)
         && kvt_multiply(plan->attention_matrix_bytes, options->context, &plan->attention_matrix_bytes)
-        && kvt_multiply(plan->attention_matrix_bytes, kvt_dtype_bytes(plan->model.dtype), &plan->attention_matrix_bytes);
+        && kvt_multiply(plan->attention_matrix_bytes, kvt_dtype_bytes(plan->model.dtype),
+                        &plan->attention_matrix_bytes);
     if (!fits) return false;
 
     plan->ratio = raw / packed;
@@ -183,7 +208,7 @@ static bool fill_plan(const struct options *options, struct plan *plan)
     return true;
 }
 
-/* ---- Output ----------------------------------------------------------------------------------------------------------- */
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
 
 static const char *kind_name(enum kvt_group_kind kind)
 {
@@ -213,8 +238,10 @@ static struct json_object *groups_json(const struct plan *plan)
         struct json_object *object = json_object_new_object();
         add_text(object, "kind", kind_name(group->kind));
         add_number(object, "layers", group->layers);
-        if (group->kind == KVT_GROUP_WINDOW) add_number(object, "window", group->window_tokens);
-        else (void)json_object_object_add(object, "window", NULL);
+        if (group->kind == KVT_GROUP_WINDOW)
+            add_number(object, "window", group->window_tokens);
+        else
+            (void)json_object_object_add(object, "window", NULL);
         if (group->kind != KVT_GROUP_STATE) add_text(object, "dtype", kvt_dtype_name(group->dtype));
         add_number(object, "bytes_per_token", kvt_group_bytes_per_token(group));
         add_number(object, "bytes_per_sequence", plan->group_bytes[g]);
@@ -254,8 +281,9 @@ static void print_json(const struct options *options, const struct plan *plan)
     add_number(root, "bytes_per_sequence_in_blocks", plan->block_bytes_per_sequence);
     add_number(root, "attention_heads", plan->model.attention_heads);
     add_number(root, "attention_matrix_bytes", plan->attention_matrix_bytes);
-    (void)printf("%s\n", json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED
-                                                        | JSON_C_TO_STRING_NOSLASHESCAPE));
+    (void)printf("%s\n",
+                 json_object_to_json_string_ext(
+                     root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE));
     (void)json_object_put(root);
 }
 
@@ -301,8 +329,8 @@ static void print_fit(const struct options *options, const struct plan *plan)
     if (rows.cell_count == rows.column_count) return;
     (void)printf("\n");
     kvt_listing_print(&rows, stdout, "  ");
-    (void)printf("  HBM holds blocks raw; below it the codec is expected to reach %.2fx. Blocks of %llu tokens.\n", plan->ratio,
-                 (unsigned long long)options->block_tokens);
+    (void)printf("  HBM holds blocks raw; below it the codec is expected to reach %.2fx. Blocks of %llu tokens.\n",
+                 plan->ratio, (unsigned long long)options->block_tokens);
 }
 
 static void print_table(const struct options *options, const struct plan *plan)
@@ -320,7 +348,8 @@ static void print_table(const struct options *options, const struct plan *plan)
     print_bytes_row(&rows, "KV in all", plan->total_bytes);
     print_bytes_row(&rows, "one layer's attention matrix", plan->attention_matrix_bytes);
     kvt_listing_print(&rows, stdout, "  ");
-    (void)printf("\n  KV grows linearly with the context. The attention matrix (%u heads, materialised) is all that grows with its\n"
+    (void)printf("\n  KV grows linearly with the context. The attention matrix (%u heads, materialised) is all that "
+                 "grows with its\n"
                  "  square; kernels of the FlashAttention kind never make one, and it is not part of the sums above.\n",
                  plan->model.attention_heads);
     print_fit(options, plan);
@@ -343,7 +372,9 @@ int kvt_cmd_plan(int argc, char **argv)
         return kvt_usage_error(argv[0], "--context is '%llu' and --batch is '%llu': the bytes must fit in 64 bits",
                                (unsigned long long)options.context, (unsigned long long)options.batch);
     }
-    if (options.is_json) print_json(&options, &plan);
-    else print_table(&options, &plan);
+    if (options.is_json)
+        print_json(&options, &plan);
+    else
+        print_table(&options, &plan);
     return KVT_EXIT_OK;
 }

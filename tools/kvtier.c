@@ -15,8 +15,10 @@ static const struct {
 
 static void print_help(void)
 {
-    (void)printf("Usage: kvtier COMMAND [OPTION...]\n\nServes contexts that HBM does not hold: KV-cache blocks in HBM, host memory and on NVMe.\n\n");
-    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(commands); i++) (void)printf("  %-8s %s\n", commands[i].name, commands[i].help);
+    (void)printf("Usage: kvtier COMMAND [OPTION...]\n\nServes contexts that HBM does not hold: KV-cache blocks in HBM, "
+                 "host memory and on NVMe.\n\n");
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(commands); i++)
+        (void)printf("  %-8s %s\n", commands[i].name, commands[i].help);
     (void)printf("\nkvtier COMMAND --help tells each one's options; kvtier --version prints the version.\n");
 }
 

@@ -1,9 +1,9 @@
 /*
  * model_config: the KV shape of a HuggingFace config.json.
  *
- * A config says which layers keep what in one of several ways, and leaves out what its model class has as a default. The rules
- * here follow the transformers library; where a config does not say which layers have a window, it is refused rather than
- * guessed: a plan that is too small is worse than none.
+ * A config says which layers keep what in one of several ways, and leaves out what its model class has as a default.
+ * The rules here follow the transformers library; where a config does not say which layers have a window, it is
+ * refused rather than guessed: a plan that is too small is worse than none.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 #include "runtime/base/mem.h"
 #include "tools/models.h"
 
-#define CONFIG_BYTES_MAX ((size_t)(16 * KVT_MIB))
-#define LAYERS_MAX       4096
+#define CONFIG_BYTES_MAX ((size_t)KVT_MIB)
+#define LAYERS_MAX 4096
 
 enum layer { LAYER_FULL, LAYER_WINDOW, LAYER_STATE, LAYER_NONE };
 
@@ -31,16 +31,11 @@ struct family {
 };
 
 static const struct family families[] = {
-    { "gemma", 16, 16, 256, 0, 0, 0 },
-    { "gemma2", 8, 4, 256, 4096, 2, 0 },
-    { "gemma3_text", 8, 4, 256, 4096, 6, 0 },
-    { "cohere2", 0, 0, 0, 4096, 4, 0 },
-    { "gpt_oss", 64, 8, 64, 128, 2, 0 },
-    { "mistral", 0, 8, 0, 0, 1, 0 },
-    { "mixtral", 0, 8, 0, 0, 1, 0 },
-    { "phi3", 0, 0, 0, 0, 1, 0 },
-    { "starcoder2", 0, 0, 0, 0, 1, 0 },
-    { "qwen3_next", 16, 2, 256, 0, 0, 4 },
+    { "gemma", 16, 16, 256, 0, 0, 0 },        { "gemma2", 8, 4, 256, 4096, 2, 0 },
+    { "gemma3_text", 8, 4, 256, 4096, 6, 0 }, { "cohere2", 0, 0, 0, 4096, 4, 0 },
+    { "gpt_oss", 64, 8, 64, 128, 2, 0 },      { "mistral", 0, 8, 0, 0, 1, 0 },
+    { "mixtral", 0, 8, 0, 0, 1, 0 },          { "phi3", 0, 0, 0, 0, 1, 0 },
+    { "starcoder2", 0, 0, 0, 0, 1, 0 },       { "qwen3_next", 16, 2, 256, 0, 0, 4 },
 };
 
 struct config {
@@ -48,13 +43,13 @@ struct config {
     const char *model_type;
     struct family family;
     uint32_t layers;
-    uint8_t kinds[LAYERS_MAX];       /* enum layer of each */
+    uint8_t kinds[LAYERS_MAX]; /* enum layer of each */
     char *ret_error;
     uint32_t error_bytes;
 };
 
-__attribute__((format(printf, 2, 3)))
-static enum kvt_status refuse(const struct config *config, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static enum kvt_status refuse(const struct config *config, const char *format,
+                                                                    ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -63,7 +58,7 @@ static enum kvt_status refuse(const struct config *config, const char *format, .
     return KVT_INVAL;
 }
 
-/* ---- Fields -------------------------------------------------------------------------------------------------------- */
+/* ---- Fields ------------------------------------------------------------------------------------------------------ */
 
 /* NULL when the field is not there, or null. */
 static struct json_object *get(const struct config *config, const char *name)
@@ -75,14 +70,16 @@ static struct json_object *get(const struct config *config, const char *name)
 }
 
 /* *ret_number is left as it is when none of the names is there. The list of names ends with NULL. */
-static enum kvt_status get_number(const struct config *config, const char *const *names, uint32_t least, uint32_t *ret_number)
+static enum kvt_status get_number(const struct config *config, const char *const *names, uint32_t least,
+                                  uint32_t *ret_number)
 {
     for (; *names; names++) {
         struct json_object *value = get(config, *names);
         if (!value) continue;
         const int64_t number = json_object_get_int64(value);
         if (!json_object_is_type(value, json_type_int) || number < least || number > INT32_MAX)
-            return refuse(config, "%s is %.40s: a whole number, %u to %d", *names, json_object_to_json_string(value), least, INT32_MAX);
+            return refuse(config, "%s is %.40s: a whole number, %u to %d", *names, json_object_to_json_string(value),
+                          least, INT32_MAX);
         *ret_number = (uint32_t)number;
         return KVT_OK;
     }
@@ -108,9 +105,11 @@ static const char *get_text(const struct config *config, const char *name)
 
 static enum kvt_status get_dtype(const struct config *config, enum kvt_dtype *ret_dtype)
 {
-    static const struct { const char *name; enum kvt_dtype dtype; } dtypes[] = {
-        { "bfloat16", KVT_DTYPE_BF16 }, { "float16", KVT_DTYPE_FP16 }, { "half", KVT_DTYPE_FP16 }, { "float32", KVT_DTYPE_FP32 },
-        { "float", KVT_DTYPE_FP32 }, { "float8_e4m3fn", KVT_DTYPE_FP8 } };
+    static const struct {
+        const char *name;
+        enum kvt_dtype dtype;
+    } dtypes[] = { { "bfloat16", KVT_DTYPE_BF16 }, { "float16", KVT_DTYPE_FP16 }, { "half", KVT_DTYPE_FP16 },
+                   { "float32", KVT_DTYPE_FP32 },  { "float", KVT_DTYPE_FP32 },   { "float8_e4m3fn", KVT_DTYPE_FP8 } };
     const char *text = get_text(config, "torch_dtype");
     if (!text) text = get_text(config, "dtype");
     if (!text || strcmp(text, "auto") == 0) {
@@ -127,15 +126,23 @@ static enum kvt_status get_dtype(const struct config *config, enum kvt_dtype *re
     return refuse(config, "torch_dtype is '%.40s': bfloat16, float16, float32 or float8_e4m3fn", text);
 }
 
-/* ---- Which layer keeps what ------------------------------------------------------------------------------------------ */
+/* ---- Which layer keeps what -------------------------------------------------------------------------------------- */
 
 static bool kind_of_name(const char *name, uint8_t *ret_kind)
 {
-    static const struct { const char *name; enum layer kind; } kinds[] = {
-        { "full_attention", LAYER_FULL }, { "attention", LAYER_FULL }, { "hybrid", LAYER_FULL },
-        { "sliding_attention", LAYER_WINDOW }, { "chunked_attention", LAYER_WINDOW },
-        { "linear_attention", LAYER_STATE }, { "mamba", LAYER_STATE }, { "mamba2", LAYER_STATE },
-        { "mlp", LAYER_NONE }, { "moe", LAYER_NONE } };
+    static const struct {
+        const char *name;
+        enum layer kind;
+    } kinds[] = { { "full_attention", LAYER_FULL },
+                  { "attention", LAYER_FULL },
+                  { "hybrid", LAYER_FULL },
+                  { "sliding_attention", LAYER_WINDOW },
+                  { "chunked_attention", LAYER_WINDOW },
+                  { "linear_attention", LAYER_STATE },
+                  { "mamba", LAYER_STATE },
+                  { "mamba2", LAYER_STATE },
+                  { "mlp", LAYER_NONE },
+                  { "moe", LAYER_NONE } };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(kinds); i++) {
         if (strcmp(name, kinds[i].name) == 0) {
             *ret_kind = (uint8_t)kinds[i].kind;
@@ -149,7 +156,8 @@ static enum kvt_status kinds_of_list(struct config *config, const char *name, st
 {
     if (!json_object_is_type(list, json_type_array)) return refuse(config, "%s is no list", name);
     if (json_object_array_length(list) < config->layers) {
-        return refuse(config, "%s has %zu entries: num_hidden_layers is %u", name, json_object_array_length(list), config->layers);
+        return refuse(config, "%s has %zu entries: num_hidden_layers is %u", name, json_object_array_length(list),
+                      config->layers);
     }
     for (uint32_t i = 0; i < config->layers; i++) {
         const char *text = json_object_get_string(json_object_array_get_idx(list, i));
@@ -163,12 +171,14 @@ static enum kvt_status kinds_of_list(struct config *config, const char *name, st
 static enum kvt_status kinds_of_pattern(struct config *config, const char *pattern)
 {
     if (strlen(pattern) != config->layers)
-        return refuse(config, "hybrid_override_pattern has %zu letters: num_hidden_layers is %u", strlen(pattern), config->layers);
+        return refuse(config, "hybrid_override_pattern has %zu letters: num_hidden_layers is %u", strlen(pattern),
+                      config->layers);
     for (uint32_t i = 0; i < config->layers; i++) {
         switch (pattern[i]) {
         case '*': config->kinds[i] = LAYER_FULL; break;
         case 'M': config->kinds[i] = LAYER_STATE; break;
-        case '-': case 'E': config->kinds[i] = LAYER_NONE; break;
+        case '-':
+        case 'E': config->kinds[i] = LAYER_NONE; break;
         default: return refuse(config, "hybrid_override_pattern has '%c': M, *, - or E", pattern[i]);
         }
     }
@@ -177,7 +187,8 @@ static enum kvt_status kinds_of_pattern(struct config *config, const char *patte
 
 static void kinds_of_period(struct config *config, uint32_t period, uint32_t offset, enum layer others)
 {
-    for (uint32_t i = 0; i < config->layers; i++) config->kinds[i] = (uint8_t)(i % period == offset ? LAYER_FULL : others);
+    for (uint32_t i = 0; i < config->layers; i++)
+        config->kinds[i] = (uint8_t)(i % period == offset ? LAYER_FULL : others);
 }
 
 static bool is_window_off(const struct config *config)
@@ -204,8 +215,11 @@ static enum kvt_status kinds_of_window(struct config *config)
     } else if (config->family.window_pattern > 1) {
         kinds_of_period(config, config->family.window_pattern, config->family.window_pattern - 1, LAYER_WINDOW);
     } else {
-        return refuse(config, "sliding_window is %u: layer_types, sliding_window_pattern or max_window_layers must say which layers "
-                      "have it", window);
+        return refuse(
+            config,
+            "sliding_window is %u: layer_types, sliding_window_pattern or max_window_layers must say which layers "
+            "have it",
+            window);
     }
     return KVT_OK;
 }
@@ -237,22 +251,27 @@ static enum kvt_status find_kinds(struct config *config)
     /* The last layers of some models read an earlier layer's KV and keep none. */
     uint32_t sharing = 0;
     KVT_TRY(get_number(config, NAMES("num_kv_shared_layers"), 0, &sharing));
-    if (sharing >= config->layers && sharing > 0) return refuse(config, "num_kv_shared_layers is %u: below num_hidden_layers", sharing);
+    if (sharing >= config->layers && sharing > 0)
+        return refuse(config, "num_kv_shared_layers is %u: below num_hidden_layers", sharing);
     if (sharing > 0) memset(config->kinds + config->layers - sharing, LAYER_NONE, sharing);
     return KVT_OK;
 }
 
-/* ---- State layers ----------------------------------------------------------------------------------------------------- */
+/* ---- State layers ------------------------------------------------------------------------------------------------ */
 
-/* The recurrent state is kept in fp32 unless the config says otherwise, the convolution's last inputs in the model's dtype. */
-static enum kvt_status add_state(const struct config *config, enum kvt_dtype dtype, uint64_t state_elements, uint64_t channels,
-                                 uint32_t kernel, uint64_t *ret_bytes)
+/*
+ * The recurrent state is kept in fp32 unless the config says otherwise, the convolution's last inputs in the
+ * model's dtype.
+ */
+static enum kvt_status add_state(const struct config *config, enum kvt_dtype dtype, uint64_t state_elements,
+                                 uint64_t channels, uint32_t kernel, uint64_t *ret_bytes)
 {
     const char *state_dtype = get_text(config, "mamba_ssm_dtype");
     const bool is_half = state_dtype && (strcmp(state_dtype, "bfloat16") == 0 || strcmp(state_dtype, "float16") == 0);
     uint64_t state, inputs, bytes;
     if (!kvt_multiply(state_elements, is_half ? 2 : 4, &state) || !kvt_multiply(channels, kernel - 1, &inputs)
-        || !kvt_multiply(inputs, kvt_dtype_bytes(dtype), &inputs) || __builtin_add_overflow(state, inputs, &bytes) || bytes > INT64_MAX)
+        || !kvt_multiply(inputs, kvt_dtype_bytes(dtype), &inputs) || __builtin_add_overflow(state, inputs, &bytes)
+        || bytes > INT64_MAX)
         return refuse(config, "the state of one layer must fit in 64 bits");
     *ret_bytes = bytes;
     return KVT_OK;
@@ -276,8 +295,12 @@ static enum kvt_status delta_net_bytes(const struct config *config, enum kvt_dty
     return add_state(config, dtype, saturating_product(value_heads, key_dim, value_dim), channels, kernel, ret_bytes);
 }
 
-/* Mamba-2: heads with a [head_dim][state] matrix each; the convolution runs over the inner channels and the groups' B and C. */
-static enum kvt_status mamba2_bytes(const struct config *config, enum kvt_dtype dtype, uint32_t heads, uint64_t *ret_bytes)
+/*
+ * Mamba-2: heads with a [head_dim][state] matrix each; the convolution runs over the inner channels and the
+ * groups' B and C.
+ */
+static enum kvt_status mamba2_bytes(const struct config *config, enum kvt_dtype dtype, uint32_t heads,
+                                    uint64_t *ret_bytes)
 {
     uint32_t head_dim = 0, state = 0, kernel = 0, groups = 1;
     KVT_TRY(require_number(config, NAMES("mamba_d_head", "mamba_head_dim"), &head_dim));
@@ -296,7 +319,8 @@ static enum kvt_status mamba1_bytes(const struct config *config, enum kvt_dtype 
     KVT_TRY(require_number(config, NAMES("mamba_expand"), &expand));
     KVT_TRY(require_number(config, NAMES("mamba_d_state"), &state));
     KVT_TRY(require_number(config, NAMES("mamba_d_conv"), &kernel));
-    return add_state(config, dtype, saturating_product(hidden, expand, state), (uint64_t)hidden * expand, kernel, ret_bytes);
+    return add_state(config, dtype, saturating_product(hidden, expand, state), (uint64_t)hidden * expand, kernel,
+                     ret_bytes);
 }
 
 static enum kvt_status state_bytes_of(const struct config *config, enum kvt_dtype dtype, uint64_t *ret_bytes)
@@ -308,9 +332,10 @@ static enum kvt_status state_bytes_of(const struct config *config, enum kvt_dtyp
     return mamba1_bytes(config, dtype, ret_bytes);
 }
 
-/* ---- Groups ------------------------------------------------------------------------------------------------------------ */
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
 
-static enum kvt_status read_attention(const struct config *config, struct kvt_model *model, struct kvt_group_shape *ret_group)
+static enum kvt_status read_attention(const struct config *config, struct kvt_model *model,
+                                      struct kvt_group_shape *ret_group)
 {
     uint32_t heads = config->family.heads, hidden = 0, lora_rank = 0, rope_dim = 0;
     uint32_t head_dim = config->family.head_dim;
@@ -331,7 +356,8 @@ static enum kvt_status read_attention(const struct config *config, struct kvt_mo
     if (head_dim == 0) {
         if (hidden == 0) return refuse(config, "head_dim is missing, and hidden_size to reckon it from");
         if (hidden % heads != 0)
-            return refuse(config, "hidden_size is %u: a multiple of num_attention_heads, %u, when there is no head_dim", hidden, heads);
+            return refuse(config, "hidden_size is %u: a multiple of num_attention_heads, %u, when there is no head_dim",
+                          hidden, heads);
         head_dim = hidden / heads;
     }
     group.head_dim = head_dim;
@@ -374,7 +400,9 @@ static enum kvt_status read_groups(const struct config *config, struct kvt_model
         next++;
     }
     if (counts[LAYER_STATE] > 0) {
-        *next = (struct kvt_group_shape){ .kind = KVT_GROUP_STATE, .dtype = model->dtype, .layers = counts[LAYER_STATE] };
+        *next = (struct kvt_group_shape){ .kind = KVT_GROUP_STATE,
+                                          .dtype = model->dtype,
+                                          .layers = counts[LAYER_STATE] };
         KVT_TRY(state_bytes_of(config, model->dtype, &next->state_bytes));
         next++;
     }
@@ -385,30 +413,59 @@ static enum kvt_status read_groups(const struct config *config, struct kvt_model
     return kvt_shape_check(&of_one_token, config->ret_error, config->error_bytes);
 }
 
-static enum kvt_status read_model(struct config *config, struct kvt_model *model)
+/* Models for more than text keep the language model's part in an object of its own, some inside another one. */
+static bool descend(struct config *config)
 {
     static const char *const nested[] = { "text_config", "llm_config", "language_config", "thinker_config" };
-    config->text = config->root;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(nested); i++) {
         struct json_object *inner;
-        while (json_object_object_get_ex(config->text, nested[i], &inner) && json_object_is_type(inner, json_type_object))
+        if (json_object_object_get_ex(config->text, nested[i], &inner)
+            && json_object_is_type(inner, json_type_object)) {
             config->text = inner;
+            return true;
+        }
     }
+    return false;
+}
+
+static enum kvt_status read_model(struct config *config, struct kvt_model *model)
+{
+    config->text = config->root;
+    while (descend(config)) {}
     config->model_type = get_text(config, "model_type");
     if (!config->model_type) config->model_type = "";
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(families); i++) {
         if (strcmp(config->model_type, families[i].model_type) == 0) config->family = families[i];
     }
-    if (strcmp(config->model_type, "gemma3") == 0) config->family = families[2]; /* a text_config without its own model_type */
+    if (strcmp(config->model_type, "gemma3") == 0)
+        config->family = families[2]; /* a text_config without its own model_type */
     KVT_TRY(require_number(config, NAMES("num_hidden_layers", "n_layer", "n_layers", "num_layers"), &config->layers));
-    if (config->layers > LAYERS_MAX) return refuse(config, "num_hidden_layers is %u: at most %d", config->layers, LAYERS_MAX);
+    if (config->layers > LAYERS_MAX)
+        return refuse(config, "num_hidden_layers is %u: at most %d", config->layers, LAYERS_MAX);
     KVT_TRY(get_dtype(config, &model->dtype));
     KVT_TRY(find_kinds(config));
     return read_groups(config, model);
 }
 
-/* ---- The file ---------------------------------------------------------------------------------------------------------- */
+/* ---- The file ---------------------------------------------------------------------------------------------------- */
 
+/* Reads on from *length until the end of the file or until the buffer is full, which it is for no sane config. */
+static enum kvt_status read_all(const struct config *config, int fd, char *buffer, size_t *length)
+{
+    while (*length < CONFIG_BYTES_MAX) {
+        const ssize_t got = read(fd, buffer + *length, CONFIG_BYTES_MAX - *length);
+        if (got == 0) return KVT_OK;
+        if (got > 0) {
+            *length += (size_t)got;
+        } else if (errno != EINTR) {
+            (void)refuse(config, "cannot be read: %s", strerror(errno));
+            return KVT_IO;
+        }
+    }
+    return refuse(config, "a config.json is smaller than 1 MiB");
+}
+
+/* The text belongs to the caller and is terminated. */
 static enum kvt_status read_file(const struct config *config, const char *path, char **ret_text, size_t *ret_length)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
@@ -416,22 +473,10 @@ static enum kvt_status read_file(const struct config *config, const char *path, 
         (void)refuse(config, "cannot be read: %s", strerror(errno));
         return KVT_IO;
     }
-    enum kvt_status status = KVT_OK;
     char *text = kvt_alloc(1, CONFIG_BYTES_MAX + 1);
     size_t length = 0;
-    while (text && length < CONFIG_BYTES_MAX) {
-        const ssize_t got = read(fd, text + length, CONFIG_BYTES_MAX - length);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            (void)refuse(config, "cannot be read: %s", strerror(errno));
-            status = KVT_IO;
-        }
-        if (got <= 0) break;
-        length += (size_t)got;
-    }
+    const enum kvt_status status = text ? read_all(config, fd, text, &length) : KVT_NOMEM;
     (void)close(fd);
-    if (!text) status = KVT_NOMEM;
-    if (status == KVT_OK && length == CONFIG_BYTES_MAX) status = refuse(config, "a config.json is smaller than 16 MiB");
     if (status != KVT_OK) {
         kvt_free(text);
         return status;
@@ -441,7 +486,8 @@ static enum kvt_status read_file(const struct config *config, const char *path, 
     return KVT_OK;
 }
 
-enum kvt_status kvt_model_read_config(const char *path, struct kvt_model *ret_model, char *ret_error, uint32_t error_bytes)
+enum kvt_status kvt_model_read_config(const char *path, struct kvt_model *ret_model, char *ret_error,
+                                      uint32_t error_bytes)
 {
     struct config config = { .ret_error = ret_error, .error_bytes = error_bytes };
     struct kvt_model model = { 0 };

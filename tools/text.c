@@ -6,17 +6,21 @@
 
 #include "runtime/base/bytes.h"
 
-#define NS_PER_S     ((uint64_t)1000000000)
-#define TIME_NS_MAX  (1000 * 86400 * NS_PER_S)
-#define RATE_GB_MAX  1000000.0 /* 1 PB/s */
+#define NS_PER_S ((uint64_t)1000000000)
+#define TIME_NS_MAX (1000 * 86400 * NS_PER_S)
+#define RATE_GB_MAX 1000000.0 /* 1 PB/s */
 
-struct unit { const char *name; uint64_t factor; };
+struct unit {
+    const char *name;
+    uint64_t factor;
+};
 
 static const struct unit size_units[] = {
-    { "B", 1 }, { "KiB", KVT_KIB }, { "MiB", KVT_MIB }, { "GiB", KVT_GIB }, { "TiB", KVT_GIB << 10 } };
+    { "B", 1 }, { "KiB", KVT_KIB }, { "MiB", KVT_MIB }, { "GiB", KVT_GIB }, { "TiB", KVT_GIB << 10 }
+};
 
-static const struct unit time_units[] = {
-    { "ns", 1 }, { "us", 1000 }, { "ms", 1000000 }, { "s", NS_PER_S }, { "min", 60 * NS_PER_S }, { "h", 3600 * NS_PER_S } };
+static const struct unit time_units[] = { { "ns", 1 },       { "us", 1000 },           { "ms", 1000000 },
+                                          { "s", NS_PER_S }, { "min", 60 * NS_PER_S }, { "h", 3600 * NS_PER_S } };
 
 static bool find_unit(const struct unit *units, uint32_t count, const char *name, uint64_t *ret_factor)
 {
@@ -38,7 +42,8 @@ static enum whole read_whole(const char **text, uint64_t *ret_value)
     uint64_t value = 0;
     bool is_overflown = false;
     for (; *c >= '0' && *c <= '9'; c++) {
-        is_overflown = is_overflown || !kvt_multiply(value, 10, &value) || __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value);
+        is_overflown = is_overflown || !kvt_multiply(value, 10, &value)
+            || __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value);
     }
     if (c == *text) return WHOLE_NONE;
     *text = c;
@@ -54,7 +59,8 @@ const char *kvt_parse_size(const char *text, uint64_t *ret_bytes)
     if (outcome == WHOLE_NONE) return "a size is a whole number and a unit, as in 64MiB";
     if (*text == '\0') return "a size needs a unit, as in 64MiB";
     if (*text == '.' || *text == ',') return "a size is a whole number and a unit, as in 64MiB";
-    if (!find_unit(size_units, KVT_ARRAY_COUNT(size_units), text, &factor)) return "a size's unit is B, KiB, MiB, GiB or TiB";
+    if (!find_unit(size_units, KVT_ARRAY_COUNT(size_units), text, &factor))
+        return "a size's unit is B, KiB, MiB, GiB or TiB";
     if (outcome == WHOLE_OVERFLOW || !kvt_multiply(value, factor, &bytes)) return "a size fits in 64 bits";
     if (bytes == 0) return "a size is at least 1 byte";
     *ret_bytes = bytes;
@@ -67,7 +73,8 @@ const char *kvt_parse_count(const char *text, uint64_t least, uint64_t most, uin
     uint64_t value = 0;
     const enum whole outcome = read_whole(&text, &value);
     if (outcome != WHOLE_OK || *text != '\0' || value < least || value > most) {
-        (void)snprintf(rule, sizeof rule, "a whole number, %llu to %llu", (unsigned long long)least, (unsigned long long)most);
+        (void)snprintf(rule, sizeof rule, "a whole number, %llu to %llu", (unsigned long long)least,
+                       (unsigned long long)most);
         return rule;
     }
     *ret_count = value;
@@ -116,7 +123,8 @@ const char *kvt_parse_time(const char *text, uint64_t *ret_ns)
         return NULL;
     }
     if (*text == '\0') return "a time needs a unit, as in 20ms or 5s";
-    if (!find_unit(time_units, KVT_ARRAY_COUNT(time_units), text, &factor)) return "a time's unit is ns, us, ms, s, min or h";
+    if (!find_unit(time_units, KVT_ARRAY_COUNT(time_units), text, &factor))
+        return "a time's unit is ns, us, ms, s, min or h";
     const double ns = value * (double)factor;
     if (!(ns <= (double)TIME_NS_MAX)) return "a time is at most 1000 days";
     *ret_ns = (uint64_t)(ns + 0.5);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -15,28 +16,28 @@
 #include "runtime/base/rng.h"
 #include "tools/workload/workload.h"
 
+/* The trace under test: a file in memory, so that thousands of them cost nothing. */
+static int trace_fd;
 static char trace_path[64];
 
 static int set_up(void **state)
 {
     (void)state;
-    (void)snprintf(trace_path, sizeof trace_path, "/tmp/kvt_test_workload.%d", (int)getpid());
-    return 0;
+    trace_fd = memfd_create("trace", MFD_CLOEXEC);
+    (void)snprintf(trace_path, sizeof trace_path, "/proc/self/fd/%d", trace_fd);
+    return trace_fd < 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    (void)unlink(trace_path);
-    return 0;
+    return close(trace_fd);
 }
 
 static void write_trace(const char *text, size_t length)
 {
-    FILE *file = fopen(trace_path, "w");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, length, file), length);
-    assert_int_equal(fclose(file), 0);
+    assert_int_equal(ftruncate(trace_fd, 0), 0);
+    assert_int_equal(pwrite(trace_fd, text, length, 0), length);
 }
 
 static struct kvt_workload *create(const struct kvt_workload_options *options)
@@ -66,13 +67,14 @@ static void expect_refused(const char *text, size_t length, const char *expected
     assert_string_equal(error, wanted);
 }
 
-/* ---- Readers -------------------------------------------------------------------------------------------------------- */
+/* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
 static void a_mooncake_trace_is_read_field_by_field(void **state)
 {
     (void)state;
     struct kvt_workload *w = read_text(
-        "\n{\"timestamp\": 5, \"input_length\": 9, \"output_length\": 2, \"hash_ids\": [7, 8, 18446744073709551615]}\r\n"
+        "\n{\"timestamp\": 5, \"input_length\": 9, \"output_length\": 2, \"hash_ids\": [7, 8, "
+        "18446744073709551614]}\r\n"
         "  \n{\"created_time\": 6.5, \"input_tokens\": 9, \"output_tokens\": 0, \"hash_ids\": [7, 9], \"more\": {}}");
     assert_int_equal(w->request_count, 2);
     assert_int_equal(w->session_count, 0);
@@ -80,7 +82,7 @@ static void a_mooncake_trace_is_read_field_by_field(void **state)
     assert_int_equal(w->requests[0].prompt_tokens, 9);
     assert_int_equal(w->requests[0].output_tokens, 2);
     assert_int_equal(w->requests[0].id_count, 3);
-    assert_true(w->requests[0].ids[2] == UINT64_MAX);
+    assert_true(w->requests[0].ids[2] == UINT64_MAX - 1);
     assert_int_equal(w->requests[0].session, KVT_NO_SESSION);
     assert_true(w->requests[0].is_last_turn);
     assert_int_equal(w->requests[1].arrival_ns, 1500000);
@@ -92,13 +94,22 @@ static void a_mooncake_trace_is_read_field_by_field(void **state)
 static void sessions_are_dense_and_their_turns_in_order(void **state)
 {
     (void)state;
-#define TURN(time, id, turn) "{\"timestamp\":" #time ",\"input_length\":5,\"output_length\":1,\"hash_ids\":[1],\"session_id\":" id \
+#define TURN(time, id, turn)                                                                              \
+    "{\"timestamp\":" #time ",\"input_length\":5,\"output_length\":1,\"hash_ids\":[1],\"session_id\":" id \
     ",\"turn\":" #turn ",\"stop\":\"end_turn\",\"think_ms\":" #time ",\"api_ms\":7}\n"
-    struct kvt_workload *w = read_text(TURN(1, "\"b\"", 3) TURN(2, "7", 0) TURN(3, "\"b\"", 4) TURN(2, "\"7\"", 0) TURN(9, "7", 5));
+    struct kvt_workload *w = read_text(TURN(1, "\"b\"", 3) TURN(2, "7", 0) TURN(3, "\"b\"", 4) TURN(2, "\"7\"", 0)
+                                           TURN(9, "7", 5));
     assert_int_equal(w->request_count, 5);
     assert_int_equal(w->session_count, 3);
-    static const struct { uint32_t session, turn; bool is_last; uint64_t think_ns; } wanted[] = {
-        { 0, 0, false, 1000000 }, { 1, 0, false, 2000000 }, { 2, 0, true, 2000000 }, { 0, 1, true, 3000000 }, { 1, 1, true, 9000000 } };
+    static const struct {
+        uint32_t session, turn;
+        bool is_last;
+        uint64_t think_ns;
+    } wanted[] = { { 0, 0, false, 1000000 },
+                   { 1, 0, false, 2000000 },
+                   { 2, 0, true, 2000000 },
+                   { 0, 1, true, 3000000 },
+                   { 1, 1, true, 9000000 } };
     for (uint32_t i = 0; i < 5; i++) {
         assert_int_equal(w->requests[i].session, wanted[i].session);
         assert_int_equal(w->requests[i].turn, wanted[i].turn);
@@ -127,23 +138,27 @@ static void requests_max_reads_no_further(void **state)
     (void)state;
     const char *text = "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[]}\nbroken\n";
     write_trace(text, strlen(text));
-    struct kvt_workload *w = create(&(struct kvt_workload_options){ .trace = trace_path, .block_tokens = 4, .requests_max = 1 });
+    struct kvt_workload *w = create(
+        &(struct kvt_workload_options){ .trace = trace_path, .block_tokens = 4, .requests_max = 1 });
     assert_int_equal(w->request_count, 1);
     kvt_workload_destroy(&w);
 }
 
-/* ---- What is refused -------------------------------------------------------------------------------------------------- */
+/* ---- What is refused --------------------------------------------------------------------------------------------- */
 
 #define GOOD "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2]}\n"
 
 static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
 {
     (void)state;
-    static const struct { const char *text, *error; } cases[] = {
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
         { "", ": an empty file: a trace has at least one request" },
         { "\n  \r\n\n", ": an empty file: a trace has at least one request" },
         { "PK\x03\x04", ":1: 'PK?\?': neither a JSON object nor the header TIMESTAMP,ContextTokens,GeneratedTokens" },
-        { GOOD "{\"timestamp\":0,\"input_len", ":2: column 26: the line ends too early: a request is one JSON object on one line" },
+        { GOOD "{\"timestamp\":0,\"input_len",
+          ":2: column 26: the line ends too early: a request is one JSON object on one line" },
         { GOOD "\n[1]\n", ":3: '[1]': a request is one JSON object on one line" },
         { GOOD "null", ":2: 'null': a request is one JSON object on one line" },
         { GOOD "{} x", ":2: column 4: unexpected character: a request is one JSON object on one line" },
@@ -153,29 +168,41 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
         { "{\"created_time\":1e300}", ":1: created_time is 1e300: milliseconds, 0 to 10000000000000" },
         { "{\"timestamp\":0,\"input_length\":0}", ":1: input_length is 0: a whole number, 1 to 1099511627776" },
         { "{\"timestamp\":0,\"input_length\":1.5}", ":1: input_length is 1.5: a whole number, 1 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":-7}", ":1: output_length is -7: a whole number, 0 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":null}", ":1: output_length is null: a whole number, 0 to 1099511627776" },
+        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":-7}",
+          ":1: output_length is -7: a whole number, 0 to 1099511627776" },
+        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":null}",
+          ":1: output_length is null: a whole number, 0 to 1099511627776" },
         { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1}", ":1: hash_ids is missing" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":3}", ":1: hash_ids is 3: an array of whole numbers" },
+        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":3}",
+          ":1: hash_ids is 3: an array of whole numbers" },
         { GOOD "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1]}",
           ":2: hash_ids has 1 ids: 9 tokens in blocks of 4 take 2 or 3" },
         { GOOD "{\"timestamp\":0,\"input_length\":8,\"output_length\":1,\"hash_ids\":[1,2,3]}",
           ":2: hash_ids has 3 ids: 8 tokens in blocks of 4 take 2 or 2" },
         { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,-2]}",
-          ":1: an id of hash_ids is -2: a whole number, not negative" },
+          ":1: an id of hash_ids is -2: a whole number, 0 to 18446744073709551614" },
+        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,18446744073709551616]}",
+          ":1: an id of hash_ids is 18446744073709551615: a whole number, 0 to 18446744073709551614" },
+        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,NaN]}",
+          ":1: an id of hash_ids is NaN: a whole number, 0 to 18446744073709551614" },
         { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,\"2\"]}",
-          ":1: an id of hash_ids is \"2\": a whole number, not negative" },
+          ":1: an id of hash_ids is \"2\": a whole number, 0 to 18446744073709551614" },
         { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":{}}",
           ":1: session_id is { }: a string or a whole number" },
+        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":"
+          "99999999999999999999}",
+          ":1: session_id is 18446744073709551615: a string or a whole number" },
         { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}\n"
           "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}",
           ":2: turn is 2: higher than that of the session's turn before" },
         { "{\"timestamp\":5,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}\n"
           "{\"timestamp\":4,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}",
           ":2: timestamp is 4.000 ms: not before the session's turn before" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"think_ms\":\"x\"}",
+        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"think_ms\":"
+          "\"x\"}",
           ":1: think_ms is \"x\": milliseconds, 0 to 10000000000000" },
-        { "TIMESTAMP,Context", ":1: 'TIMESTAMP,Context': the header of this kind of trace is TIMESTAMP,ContextTokens,GeneratedTokens" },
+        { "TIMESTAMP,Context",
+          ":1: 'TIMESTAMP,Context': the header of this kind of trace is TIMESTAMP,ContextTokens,GeneratedTokens" },
         { "TIMESTAMP,ContextTokens,GeneratedTokens\r\n", ": no requests: a trace has at least one" },
         { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-01 00:00:00,1,1\n",
           ":2: TIMESTAMP is '2023-13-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
@@ -186,10 +213,12 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
         { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,99999999999999999999,1\n",
           ":2: ContextTokens is '99999999999999999999': a whole number, 1 to 1099511627776, and a comma behind it" },
     };
-    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) expect_refused(cases[i].text, strlen(cases[i].text), cases[i].error);
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++)
+        expect_refused(cases[i].text, strlen(cases[i].text), cases[i].error);
 
     static const char nul[] = "{\"timestamp\":0,\0\"input_length\":9}";
-    expect_refused(nul, sizeof nul - 1, ":1: column 16: unexpected end of data: a request is one JSON object on one line");
+    expect_refused(nul, sizeof nul - 1,
+                   ":1: column 16: unexpected end of data: a request is one JSON object on one line");
 }
 
 static void a_file_that_cannot_be_read_is_said_by_name(void **state)
@@ -229,7 +258,56 @@ static void impossible_options_are_refused(void **state)
     assert_null(workload);
 }
 
-/* ---- Streams ------------------------------------------------------------------------------------------------------------ */
+/*
+ * What a fuzzer would find first: any change of a few bytes is read or refused by line, never a crash, never a
+ * broken promise.
+ */
+static void a_mangled_trace_is_read_or_refused(void **state)
+{
+    (void)state;
+    static const char trace[] = GOOD "{\"timestamp\":3,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1],"
+                                     "\"session_id\":\"s\",\"turn\":0,\"think_ms\":2}\n"
+                                     "{\"timestamp\":4,\"input_length\":8,\"output_length\":0,\"hash_ids\":[1,2],"
+                                     "\"session_id\":\"s\",\"turn\":1,\"think_ms\":2}\n";
+    static const char azure[] =
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50,396,109";
+    struct kvt_rng rng = { 11 };
+    uint32_t read = 0;
+    for (uint32_t i = 0; i < 3000; i++) {
+        char text[sizeof trace];
+        const bool is_azure = i % 3 == 0;
+        const size_t length = (is_azure ? sizeof azure : sizeof trace) - 1;
+        memcpy(text, is_azure ? azure : trace, length);
+        const uint64_t changes = 1 + kvt_rng_below(&rng, 2);
+        for (uint64_t c = 0; c < changes; c++) {
+            const char any = (char)kvt_rng_below(&rng, 256);
+            text[kvt_rng_below(&rng, length)] = i % 2 == 0 ? any : trace[kvt_rng_below(&rng, sizeof trace - 1)];
+        }
+        write_trace(text, i % 7 == 0 ? kvt_rng_below(&rng, length) : length);
+        struct kvt_workload *workload = NULL;
+        char error[512] = "";
+        const struct kvt_workload_options options = { .trace = trace_path, .block_tokens = 4 };
+        const enum kvt_status status = kvt_workload_create(&options, &workload, error, sizeof error);
+        if (status != KVT_OK) {
+            assert_int_equal(status, KVT_INVAL);
+            assert_int_equal(strncmp(error, trace_path, strlen(trace_path)), 0);
+            for (const char *c = error; *c; c++) assert_true((unsigned char)*c >= ' ' && *c != 0x7f);
+            continue;
+        }
+        read++;
+        for (uint32_t r = 0; r < workload->request_count; r++) {
+            const struct kvt_request *request = &workload->requests[r];
+            assert_true(r == 0 || request->arrival_ns >= workload->requests[r - 1].arrival_ns);
+            assert_true(request->prompt_tokens >= 1);
+            assert_true(request->id_count <= (request->prompt_tokens + 3) / 4);
+            assert_true(request->session == KVT_NO_SESSION || request->session < workload->session_count);
+        }
+        kvt_workload_destroy(&workload);
+    }
+    assert_true(read > 100);
+}
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 #define TOKENS_MAX 65536
 static uint32_t left[TOKENS_MAX], right[TOKENS_MAX];
@@ -237,7 +315,8 @@ static uint32_t left[TOKENS_MAX], right[TOKENS_MAX];
 /* Leading tokens that two requests' prompts have in common. */
 static uint64_t common_prefix(const struct kvt_workload *w, uint32_t a, uint32_t b)
 {
-    const uint64_t count = kvt_min_u64(TOKENS_MAX, kvt_min_u64(w->requests[a].prompt_tokens, w->requests[b].prompt_tokens));
+    const uint64_t count = kvt_min_u64(TOKENS_MAX,
+                                       kvt_min_u64(w->requests[a].prompt_tokens, w->requests[b].prompt_tokens));
     kvt_workload_tokens(w, a, 0, count, left);
     kvt_workload_tokens(w, b, 0, count, right);
     uint64_t same = 0;
@@ -248,9 +327,10 @@ static uint64_t common_prefix(const struct kvt_workload *w, uint32_t a, uint32_t
 static void equal_ids_are_equal_blocks_and_nothing_else_is_shared(void **state)
 {
     (void)state;
-    struct kvt_workload *w = read_text("{\"timestamp\":0,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,2]}\n"
-                                       "{\"timestamp\":1,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,2]}\n"
-                                       "{\"timestamp\":2,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,3,2]}\n");
+    struct kvt_workload *w = read_text(
+        "{\"timestamp\":0,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,2]}\n"
+        "{\"timestamp\":1,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,2]}\n"
+        "{\"timestamp\":2,\"input_length\":10,\"output_length\":8,\"hash_ids\":[1,3,2]}\n");
     assert_int_equal(common_prefix(w, 0, 1), 8); /* the tail behind the last id is each request's own */
     assert_int_equal(common_prefix(w, 0, 2), 4);
     kvt_workload_tokens(w, 0, 0, 18, left);
@@ -268,8 +348,9 @@ static void assert_same_workload(const struct kvt_workload *a, const struct kvt_
     assert_int_equal(a->request_count, b->request_count);
     for (uint32_t i = 0; i < a->request_count; i++) {
         const struct kvt_request *x = &a->requests[i], *y = &b->requests[i];
-        assert_true(x->arrival_ns == y->arrival_ns && x->session == y->session && x->turn == y->turn && x->think_ns == y->think_ns
-                    && x->prompt_tokens == y->prompt_tokens && x->output_tokens == y->output_tokens && x->is_last_turn == y->is_last_turn);
+        assert_true(x->arrival_ns == y->arrival_ns && x->session == y->session && x->turn == y->turn
+                    && x->think_ns == y->think_ns && x->prompt_tokens == y->prompt_tokens
+                    && x->output_tokens == y->output_tokens && x->is_last_turn == y->is_last_turn);
         const uint64_t count = kvt_min_u64(TOKENS_MAX, x->prompt_tokens + x->output_tokens);
         kvt_workload_tokens(a, i, 0, count, left);
         kvt_workload_tokens(b, i, 0, count, right);
@@ -283,7 +364,10 @@ static void a_generator_is_a_pure_function_of_its_options(void **state)
 {
     (void)state;
     for (uint32_t g = 0; g < 4; g++) {
-        struct kvt_workload_options options = { .generator = generator_names[g], .block_tokens = 16, .seed = 7, .think_ns = UINT64_MAX,
+        struct kvt_workload_options options = { .generator = generator_names[g],
+                                                .block_tokens = 16,
+                                                .seed = 7,
+                                                .think_ns = UINT64_MAX,
                                                 .context_tokens = 2048 };
         struct kvt_workload *a = create(&options), *b = create(&options);
         assert_same_workload(a, b);
@@ -302,7 +386,13 @@ static void a_generator_is_a_pure_function_of_its_options(void **state)
 static void generated_workloads_are_pinned(void **state)
 {
     (void)state;
-    static const struct { uint32_t requests, sessions; uint64_t prompt_tokens, digest; } wanted[] = { { 240, 42, 516753, 0x924f1fc2ea9d40b4 }, { 240, 10, 4423347, 0x99df7d648c259a0f }, { 120, 0, 1527103, 0x373bb9bfbaa1fa98 }, { 256, 0, 380385, 0x68669d4df87f0483 } };
+    static const struct {
+        uint32_t requests, sessions;
+        uint64_t prompt_tokens, digest;
+    } wanted[] = { { 240, 42, 516753, 0x924f1fc2ea9d40b4 },
+                   { 240, 10, 4423347, 0x99df7d648c259a0f },
+                   { 120, 0, 1527103, 0x373bb9bfbaa1fa98 },
+                   { 256, 0, 380385, 0x68669d4df87f0483 } };
     for (uint32_t g = 0; g < 4; g++) {
         struct kvt_workload *w = create(&(struct kvt_workload_options){
             .generator = generator_names[g], .block_tokens = 16, .seed = 1, .think_ns = UINT64_MAX });
@@ -327,8 +417,12 @@ static void a_turn_continues_the_conversation_before_it(void **state)
 {
     (void)state;
     for (uint32_t g = 0; g < 2; g++) {
-        struct kvt_workload *w = create(&(struct kvt_workload_options){ .generator = generator_names[g], .block_tokens = 16, .seed = 3,
-            .think_ns = 1000000, .requests_max = 101, .context_tokens = 1024 });
+        struct kvt_workload *w = create(&(struct kvt_workload_options){ .generator = generator_names[g],
+                                                                        .block_tokens = 16,
+                                                                        .seed = 3,
+                                                                        .think_ns = 1000000,
+                                                                        .requests_max = 101,
+                                                                        .context_tokens = 1024 });
         assert_int_equal(w->request_count, 101);
         assert_int_equal(w->shared_prefix_tokens, 128);
         uint32_t last[101], turns = 0;
@@ -365,8 +459,12 @@ static void documents_and_examples_are_shared_whole(void **state)
 {
     (void)state;
     for (uint32_t g = 2; g < 4; g++) {
-        struct kvt_workload *w = create(&(struct kvt_workload_options){
-            .generator = generator_names[g], .block_tokens = 16, .seed = 3, .requests_max = 40, .context_tokens = 2048, .think_ns = UINT64_MAX });
+        struct kvt_workload *w = create(&(struct kvt_workload_options){ .generator = generator_names[g],
+                                                                        .block_tokens = 16,
+                                                                        .seed = 3,
+                                                                        .requests_max = 40,
+                                                                        .context_tokens = 2048,
+                                                                        .think_ns = UINT64_MAX });
         uint32_t shared = 0;
         for (uint32_t i = 1; i < w->request_count; i++) {
             assert_int_equal(w->requests[i].session, KVT_NO_SESSION);
@@ -385,13 +483,16 @@ static void documents_and_examples_are_shared_whole(void **state)
 static void more_requests_change_none_of_the_earlier_sessions(void **state)
 {
     (void)state;
-    struct kvt_workload_options options = { .generator = "chat", .block_tokens = 16, .seed = 3, .think_ns = UINT64_MAX, .requests_max = 8 };
+    struct kvt_workload_options options = {
+        .generator = "chat", .block_tokens = 16, .seed = 3, .think_ns = UINT64_MAX, .requests_max = 8
+    };
     struct kvt_workload *few = create(&options);
     options.requests_max = 80;
     struct kvt_workload *many = create(&options);
     for (uint32_t i = 0; i < few->request_count; i++) {
         uint32_t j = 0;
-        while (many->requests[j].session != few->requests[i].session || many->requests[j].turn != few->requests[i].turn) j++;
+        while (many->requests[j].session != few->requests[i].session || many->requests[j].turn != few->requests[i].turn)
+            j++;
         assert_int_equal(many->requests[j].prompt_tokens, few->requests[i].prompt_tokens);
         assert_int_equal(many->requests[j].arrival_ns, few->requests[i].arrival_ns);
     }
@@ -399,15 +500,18 @@ static void more_requests_change_none_of_the_earlier_sessions(void **state)
     kvt_workload_destroy(&many);
 }
 
-/* ---- Failing allocations, and the published traces -------------------------------------------------------------------- */
+/* ---- Failing allocations, and the published traces --------------------------------------------------------------- */
 
 static void every_failed_allocation_is_reported_and_leaks_nothing(void **state)
 {
     (void)state;
-    const char *text = "{\"timestamp\":0,\"input_length\":4,\"output_length\":1,\"hash_ids\":[1],\"session_id\":\"s\"}\n";
+    const char *text =
+        "{\"timestamp\":0,\"input_length\":4,\"output_length\":1,\"hash_ids\":[1],\"session_id\":\"s\"}\n";
     write_trace(text, strlen(text));
     const struct kvt_workload_options options[] = {
-        { .trace = trace_path, .block_tokens = 4 }, { .generator = "chat", .block_tokens = 16, .requests_max = 100, .think_ns = UINT64_MAX } };
+        { .trace = trace_path, .block_tokens = 4 },
+        { .generator = "chat", .block_tokens = 16, .requests_max = 100, .think_ns = UINT64_MAX }
+    };
     for (uint32_t i = 0; i < 2; i++) {
         enum kvt_status status = KVT_NOMEM;
         for (uint64_t n = 1; status == KVT_NOMEM; n++) {
@@ -468,7 +572,11 @@ static void count_ids(const struct kvt_workload *w, uint64_t *ret_references, ui
 static void published_traces_have_their_known_figures(void **state)
 {
     (void)state;
-    static const struct { const char *name; uint32_t requests, sessions; uint64_t references, unique; } wanted[] = {
+    static const struct {
+        const char *name;
+        uint32_t requests, sessions;
+        uint64_t references, unique;
+    } wanted[] = {
         { "mooncake_conversation.jsonl", 12031, 0, 288500, 182790 },
         { "mooncake_synthetic.jsonl", 3993, 0, 121877, 43924 },
         { "agent_sessions.jsonl", 3441, 40, 967637, 32616 },
@@ -534,6 +642,7 @@ int main(void)
         cmocka_unit_test(a_broken_line_is_refused_by_file_line_value_and_rule),
         cmocka_unit_test(a_file_that_cannot_be_read_is_said_by_name),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(a_mangled_trace_is_read_or_refused),
         cmocka_unit_test(equal_ids_are_equal_blocks_and_nothing_else_is_shared),
         cmocka_unit_test(a_generator_is_a_pure_function_of_its_options),
         cmocka_unit_test(generated_workloads_are_pinned),

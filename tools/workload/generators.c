@@ -6,8 +6,8 @@
  *   longdoc  one question each over a few long documents, each document asked several times
  *   batch    many independent requests at once, behind a few shared sets of examples
  *
- * Each is a pure function of the options: integers only, so that every machine makes the same. A session's random numbers
- * are its own, so that asking for more requests adds sessions and changes none.
+ * Each is a pure function of the options: integers only, so that every machine makes the same. A session's random
+ * numbers are its own, so that asking for more requests adds sessions and changes none.
  */
 #include <string.h>
 
@@ -16,15 +16,15 @@
 
 #define CONTEXT_TOKENS_MIN 64
 #define CONTEXT_TOKENS_MAX ((uint64_t)1 << 24)
-#define THINK_NS_MAX       (86400 * KVT_NS_PER_S)
-#define TOKEN_NS           (20 * KVT_NS_PER_MS) /* how long a token is thought to take when arrivals are laid out */
+#define THINK_NS_MAX (86400 * KVT_NS_PER_S)
+#define TOKEN_NS (20 * KVT_NS_PER_MS) /* how long a token is thought to take when arrivals are laid out */
 
 struct generator {
     const char *name;
     enum kvt_status (*generate)(const struct generator *generator, struct kvt_workload_build *build);
-    uint32_t requests;         /* default */
-    uint64_t context_tokens;   /* default */
-    uint64_t shared_tokens;    /* of the system prompt; less when the context is short */
+    uint32_t requests;       /* default */
+    uint64_t context_tokens; /* default */
+    uint64_t shared_tokens;  /* of the system prompt; less when the context is short */
     uint32_t turns_min, turns_max;
     uint32_t output_percent;   /* of a turn */
     uint64_t think_ns, gap_ns; /* means: default pause between turns; between the starts of sessions or requests */
@@ -48,11 +48,14 @@ static struct plan plan_of(const struct generator *generator, const struct kvt_w
     return plan;
 }
 
-/* The exponential distribution of the given mean, from its quantiles at 1/32, 3/32, .. 31/32 in thousandths, spread a little. */
+/*
+ * The exponential distribution of the given mean, from its quantiles at 1/32, 3/32, .. 31/32 in thousandths,
+ * spread a little.
+ */
 static uint64_t draw_ns(struct kvt_rng *rng, uint64_t mean_ns)
 {
-    static const uint16_t quantiles[16] = {
-        32, 98, 170, 247, 330, 421, 521, 633, 758, 901, 1068, 1269, 1520, 1856, 2367, 3466 };
+    static const uint16_t quantiles[16] = { 32,  98,  170,  247,  330,  421,  521,  633,
+                                            758, 901, 1068, 1269, 1520, 1856, 2367, 3466 };
     const uint64_t quantiles_mean = 979;
     const uint64_t value = mean_ns * quantiles[kvt_rng_below(rng, 16)] / quantiles_mean;
     return value / 1000 * (900 + kvt_rng_below(rng, 201));
@@ -77,10 +80,10 @@ static uint64_t derive(const struct kvt_workload_build *build, enum purpose purp
     return kvt_workload_mix(build->options->seed, ((uint64_t)purpose << 32) + index);
 }
 
-/* ---- Sessions: chat and agent -------------------------------------------------------------------------------------- */
+/* ---- Sessions: chat and agent ------------------------------------------------------------------------------------ */
 
-static enum kvt_status add_session(const struct generator *generator, struct kvt_workload_build *build, const struct plan *plan,
-                                   uint32_t session, uint64_t *start_ns)
+static enum kvt_status add_session(const struct generator *generator, struct kvt_workload_build *build,
+                                   const struct plan *plan, uint32_t session, uint64_t *start_ns)
 {
     struct kvt_rng rng = { derive(build, PURPOSE_SESSION, session) };
     *start_ns += draw_ns(&rng, generator->gap_ns);
@@ -122,11 +125,14 @@ static enum kvt_status generate_sessions(const struct generator *generator, stru
     return KVT_OK;
 }
 
-/* ---- Requests that stand alone: longdoc and batch ------------------------------------------------------------------ */
+/* ---- Requests that stand alone: longdoc and batch ---------------------------------------------------------------- */
 
-/* One request that begins with the workload's prompt, then group_tokens of its group, then `input` tokens of its own. */
-static enum kvt_status add_request(struct kvt_workload_build *build, const struct plan *plan, uint32_t group, uint64_t group_tokens,
-                                   uint64_t input, uint64_t output, uint64_t arrival_ns)
+/*
+ * One request that begins with the workload's prompt, then group_tokens of its group, then `input` tokens of its
+ * own.
+ */
+static enum kvt_status add_request(struct kvt_workload_build *build, const struct plan *plan, uint32_t group,
+                                   uint64_t group_tokens, uint64_t input, uint64_t output, uint64_t arrival_ns)
 {
     struct kvt_workload_row *row;
     KVT_TRY(kvt_workload_add_row(build, &row));
@@ -175,14 +181,34 @@ static enum kvt_status generate_batch(const struct generator *generator, struct 
     return KVT_OK;
 }
 
-/* ---- The registry --------------------------------------------------------------------------------------------------- */
+/* ---- The registry ------------------------------------------------------------------------------------------------ */
 
 static const struct generator generators[] = {
-    { .name = "chat", .generate = generate_sessions, .requests = 240, .context_tokens = 4096, .shared_tokens = 512,
-      .turns_min = 4, .turns_max = 8, .output_percent = 60, .think_ns = 20 * KVT_NS_PER_S, .gap_ns = KVT_NS_PER_S / 2 },
-    { .name = "agent", .generate = generate_sessions, .requests = 240, .context_tokens = 32768, .shared_tokens = 2048,
-      .turns_min = 12, .turns_max = 36, .output_percent = 12, .think_ns = 2 * KVT_NS_PER_S, .gap_ns = 2 * KVT_NS_PER_S },
-    { .name = "longdoc", .generate = generate_longdoc, .requests = 120, .context_tokens = 16384, .shared_tokens = 256,
+    { .name = "chat",
+      .generate = generate_sessions,
+      .requests = 240,
+      .context_tokens = 4096,
+      .shared_tokens = 512,
+      .turns_min = 4,
+      .turns_max = 8,
+      .output_percent = 60,
+      .think_ns = 20 * KVT_NS_PER_S,
+      .gap_ns = KVT_NS_PER_S / 2 },
+    { .name = "agent",
+      .generate = generate_sessions,
+      .requests = 240,
+      .context_tokens = 32768,
+      .shared_tokens = 2048,
+      .turns_min = 12,
+      .turns_max = 36,
+      .output_percent = 12,
+      .think_ns = 2 * KVT_NS_PER_S,
+      .gap_ns = 2 * KVT_NS_PER_S },
+    { .name = "longdoc",
+      .generate = generate_longdoc,
+      .requests = 120,
+      .context_tokens = 16384,
+      .shared_tokens = 256,
       .gap_ns = KVT_NS_PER_S },
     { .name = "batch", .generate = generate_batch, .requests = 256, .context_tokens = 2048, .shared_tokens = 128 },
 };
@@ -192,11 +218,13 @@ enum kvt_status kvt_workload_generate(struct kvt_workload_build *build)
     const struct kvt_workload_options *options = build->options;
     if (options->context_tokens != 0
         && (options->context_tokens < CONTEXT_TOKENS_MIN || options->context_tokens > CONTEXT_TOKENS_MAX)) {
-        return kvt_workload_refuse_option(build, "context_tokens is %llu: %d to %llu", (unsigned long long)options->context_tokens,
-                                          CONTEXT_TOKENS_MIN, (unsigned long long)CONTEXT_TOKENS_MAX);
+        return kvt_workload_refuse_option(build, "context_tokens is %llu: %d to %llu",
+                                          (unsigned long long)options->context_tokens, CONTEXT_TOKENS_MIN,
+                                          (unsigned long long)CONTEXT_TOKENS_MAX);
     }
     if (options->think_ns != UINT64_MAX && options->think_ns > THINK_NS_MAX)
-        return kvt_workload_refuse_option(build, "think_ns is %llu: at most a day", (unsigned long long)options->think_ns);
+        return kvt_workload_refuse_option(build, "think_ns is %llu: at most a day",
+                                          (unsigned long long)options->think_ns);
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(generators); i++) {
         if (strcmp(options->generator, generators[i].name) == 0) return generators[i].generate(&generators[i], build);
     }

@@ -18,8 +18,8 @@ struct kvt_lines {
     char *buffer;
     size_t capacity, begin, end; /* unread bytes are buffer[begin .. end - 1] */
     bool is_at_end;
-    uint64_t number;             /* of the line that was read last; the first is 1 */
-    int os_errno;                /* why IO was returned */
+    uint64_t number; /* of the line that was read last; the first is 1 */
+    int os_errno;    /* why IO was returned */
 };
 
 /* IO: os_errno says why | NOMEM. After a failure there is nothing to close. */

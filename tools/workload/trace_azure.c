@@ -1,8 +1,8 @@
 /*
  * trace_azure: Azure's LLM inference traces: TIMESTAMP,ContextTokens,GeneratedTokens; lines may end in CR LF.
  *
- * A timestamp is 2023-11-16 18:17:03.9799600, with 0 to 9 digits of a second and, in later years' files, +00:00 behind it.
- * There are no ids: nothing is shared between requests.
+ * A timestamp is 2023-11-16 18:17:03.9799600, with 0 to 9 digits of a second and, in later years' files, +00:00
+ * behind it. There are no ids: nothing is shared between requests.
  */
 #include <string.h>
 
@@ -91,23 +91,26 @@ static enum kvt_status read_line(struct kvt_workload_build *build, uint64_t numb
 
     const char *text = line, *field = line;
     if (!read_timestamp(&text, &request->arrival_ns) || !read_char(&text, ',')) {
-        return kvt_workload_refuse(build, number, "TIMESTAMP is '%.*s': year-month-day hour:minute:second, and a comma behind it",
+        return kvt_workload_refuse(build, number,
+                                   "TIMESTAMP is '%.*s': year-month-day hour:minute:second, and a comma behind it",
                                    field_length(field), field);
     }
     field = text;
     if (!read_count(&text, 1, &request->prompt_tokens) || !read_char(&text, ',')) {
-        return kvt_workload_refuse(build, number, "ContextTokens is '%.*s': a whole number, 1 to 1099511627776, and a comma behind it",
+        return kvt_workload_refuse(build, number,
+                                   "ContextTokens is '%.*s': a whole number, 1 to 1099511627776, and a comma behind it",
                                    field_length(field), field);
     }
     field = text;
     if (!read_count(&text, 0, &request->output_tokens) || text != line + length) {
-        return kvt_workload_refuse(build, number, "GeneratedTokens is '%.40s': a whole number, 0 to 1099511627776, at the line's end",
-                                   field);
+        return kvt_workload_refuse(
+            build, number, "GeneratedTokens is '%.40s': a whole number, 0 to 1099511627776, at the line's end", field);
     }
     return KVT_OK;
 }
 
-enum kvt_status kvt_trace_read_azure(struct kvt_workload_build *build, struct kvt_lines *lines, char *line, size_t length)
+enum kvt_status kvt_trace_read_azure(struct kvt_workload_build *build, struct kvt_lines *lines, char *line,
+                                     size_t length)
 {
     if (length != strlen(HEADER) || strcmp(line, HEADER) != 0)
         return kvt_workload_refuse(build, lines->number, "'%.60s': the header of this kind of trace is " HEADER, line);

@@ -4,7 +4,8 @@
  *   timestamp | created_time        milliseconds
  *   input_length | input_tokens     at least 1
  *   output_length | output_tokens
- *   hash_ids                        one id for each block of block_tokens prompt tokens; the last, partial one may be left out
+ *   hash_ids                        one id for each block of block_tokens prompt tokens; a partial last one may be
+ *                                   left out
  *   session_id, turn, think_ms, stop, api_ms   may be there; stop and api_ms are checked but not used
  *
  * Other fields are skipped.
@@ -41,16 +42,18 @@ struct reader {
     struct session_table table;
 };
 
-/* ---- Fields -------------------------------------------------------------------------------------------------------- */
+/* ---- Fields ------------------------------------------------------------------------------------------------------ */
 
-static enum kvt_status refuse_field(const struct reader *reader, const char *name, struct json_object *value, const char *rule)
+static enum kvt_status refuse_field(const struct reader *reader, const char *name, struct json_object *value,
+                                    const char *rule)
 {
     return kvt_workload_refuse(reader->build, reader->lines->number, "%s is %.40s: %s", name,
                                value ? json_object_to_json_string(value) : "null", rule);
 }
 
 /* The field called `name`, or else `other`; *ret_name is the one found. False: neither is there. */
-static bool find(const struct reader *reader, const char *name, const char *other, const char **ret_name, struct json_object **ret_value)
+static bool find(const struct reader *reader, const char *name, const char *other, const char **ret_name,
+                 struct json_object **ret_value)
 {
     *ret_name = name;
     if (json_object_object_get_ex(reader->object, name, ret_value)) return true;
@@ -64,7 +67,8 @@ static enum kvt_status refuse_missing(const struct reader *reader, const char *n
     return kvt_workload_refuse(reader->build, reader->lines->number, "%s is missing", name);
 }
 
-static enum kvt_status read_tokens(const struct reader *reader, const char *name, const char *other, uint64_t least, uint64_t *ret_tokens)
+static enum kvt_status read_tokens(const struct reader *reader, const char *name, const char *other, uint64_t least,
+                                   uint64_t *ret_tokens)
 {
     struct json_object *value;
     const char *found;
@@ -72,12 +76,14 @@ static enum kvt_status read_tokens(const struct reader *reader, const char *name
     const char *rule = least > 0 ? "a whole number, 1 to 1099511627776" : "a whole number, 0 to 1099511627776";
     if (!json_object_is_type(value, json_type_int)) return refuse_field(reader, found, value, rule);
     const int64_t tokens = json_object_get_int64(value);
-    if (tokens < (int64_t)least || tokens > (int64_t)KVT_TRACE_TOKENS_MAX) return refuse_field(reader, found, value, rule);
+    if (tokens < (int64_t)least || tokens > (int64_t)KVT_TRACE_TOKENS_MAX)
+        return refuse_field(reader, found, value, rule);
     *ret_tokens = (uint64_t)tokens;
     return KVT_OK;
 }
 
-static enum kvt_status parse_ms(const struct reader *reader, const char *name, struct json_object *value, uint64_t *ret_ns)
+static enum kvt_status parse_ms(const struct reader *reader, const char *name, struct json_object *value,
+                                uint64_t *ret_ns)
 {
     if (json_object_is_type(value, json_type_int)) {
         const int64_t ms = json_object_get_int64(value);
@@ -95,11 +101,18 @@ static enum kvt_status parse_ms(const struct reader *reader, const char *name, s
     return refuse_field(reader, name, value, "milliseconds, 0 to 10000000000000");
 }
 
+/* json-c turns a whole number that is too large into the nearest that is not: two ids would become one. */
+static bool is_clamped(struct json_object *number)
+{
+    return json_object_get_uint64(number) == UINT64_MAX || json_object_get_int64(number) == INT64_MIN;
+}
+
 static enum kvt_status read_ids(const struct reader *reader, const struct kvt_request *request)
 {
     struct json_object *array;
     if (!json_object_object_get_ex(reader->object, "hash_ids", &array)) return refuse_missing(reader, "hash_ids");
-    if (!json_object_is_type(array, json_type_array)) return refuse_field(reader, "hash_ids", array, "an array of whole numbers");
+    if (!json_object_is_type(array, json_type_array))
+        return refuse_field(reader, "hash_ids", array, "an array of whole numbers");
 
     const uint32_t block_tokens = reader->build->options->block_tokens;
     const uint64_t floor = request->prompt_tokens / block_tokens;
@@ -107,19 +120,20 @@ static enum kvt_status read_ids(const struct reader *reader, const struct kvt_re
     const size_t count = json_object_array_length(array);
     if (count != floor && count != ceil) {
         return kvt_workload_refuse(reader->build, reader->lines->number,
-            "hash_ids has %zu ids: %llu tokens in blocks of %u take %llu or %llu", count,
-            (unsigned long long)request->prompt_tokens, block_tokens, (unsigned long long)floor, (unsigned long long)ceil);
+                                   "hash_ids has %zu ids: %llu tokens in blocks of %u take %llu or %llu", count,
+                                   (unsigned long long)request->prompt_tokens, block_tokens, (unsigned long long)floor,
+                                   (unsigned long long)ceil);
     }
     for (size_t i = 0; i < count; i++) {
         struct json_object *id = json_object_array_get_idx(array, i);
-        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0)
-            return refuse_field(reader, "an id of hash_ids", id, "a whole number, not negative");
+        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0 || is_clamped(id))
+            return refuse_field(reader, "an id of hash_ids", id, "a whole number, 0 to 18446744073709551614");
         KVT_TRY(kvt_workload_add_id(reader->build, json_object_get_uint64(id)));
     }
     return KVT_OK;
 }
 
-/* ---- Sessions ------------------------------------------------------------------------------------------------------ */
+/* ---- Sessions ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t hash_of(const char *name)
 {
@@ -152,8 +166,7 @@ static enum kvt_status grow_table(struct session_table *table)
     table->slots = slots;
     table->slot_count = capacity * 2;
     table->capacity = capacity;
-    for (uint32_t i = 0; i < table->count; i++)
-        slots[find_slot(table, sessions[i].name, sessions[i].hash)] = i + 1;
+    for (uint32_t i = 0; i < table->count; i++) slots[find_slot(table, sessions[i].name, sessions[i].hash)] = i + 1;
     return KVT_OK;
 }
 
@@ -182,7 +195,8 @@ static void destroy_table(struct session_table *table)
 /* A trace may begin in the middle of a session: turns are counted from the first one that is there. */
 static enum kvt_status read_turn(struct reader *reader, struct json_object *id, struct kvt_request *request)
 {
-    if (!json_object_is_type(id, json_type_string) && !json_object_is_type(id, json_type_int))
+    const bool is_number = json_object_is_type(id, json_type_int) && !is_clamped(id);
+    if (!is_number && !json_object_is_type(id, json_type_string))
         return refuse_field(reader, "session_id", id, "a string or a whole number");
     uint32_t index;
     KVT_TRY(find_session(&reader->table, json_object_to_json_string(id), &index));
@@ -196,7 +210,8 @@ static enum kvt_status read_turn(struct reader *reader, struct json_object *id, 
             return refuse_field(reader, "turn", value, "higher than that of the session's turn before");
     }
     if (session->turns > 0 && request->arrival_ns < session->timestamp_ns) {
-        return kvt_workload_refuse(reader->build, reader->lines->number, "timestamp is %.3f ms: not before the session's turn before",
+        return kvt_workload_refuse(reader->build, reader->lines->number,
+                                   "timestamp is %.3f ms: not before the session's turn before",
                                    (double)request->arrival_ns / (double)KVT_NS_PER_MS);
     }
     request->session = index;
@@ -208,11 +223,12 @@ static enum kvt_status read_turn(struct reader *reader, struct json_object *id, 
     if (json_object_object_get_ex(reader->object, "stop", &value) && !json_object_is_type(value, json_type_string))
         return refuse_field(reader, "stop", value, "a string");
     uint64_t api_ns;
-    if (json_object_object_get_ex(reader->object, "api_ms", &value)) KVT_TRY(parse_ms(reader, "api_ms", value, &api_ns));
+    if (json_object_object_get_ex(reader->object, "api_ms", &value))
+        KVT_TRY(parse_ms(reader, "api_ms", value, &api_ns));
     return KVT_OK;
 }
 
-/* ---- Lines --------------------------------------------------------------------------------------------------------- */
+/* ---- Lines ------------------------------------------------------------------------------------------------------- */
 
 static enum kvt_status read_request(struct reader *reader)
 {
@@ -227,20 +243,23 @@ static enum kvt_status read_request(struct reader *reader)
     KVT_TRY(read_tokens(reader, "input_length", "input_tokens", 1, &request->prompt_tokens));
     KVT_TRY(read_tokens(reader, "output_length", "output_tokens", 0, &request->output_tokens));
     KVT_TRY(read_ids(reader, request));
-    if (json_object_object_get_ex(reader->object, "session_id", &value) && value) return read_turn(reader, value, request);
+    if (json_object_object_get_ex(reader->object, "session_id", &value) && value)
+        return read_turn(reader, value, request);
     return KVT_OK;
 }
 
 static enum kvt_status read_line(struct reader *reader, const char *line, size_t length)
 {
     const uint64_t number = reader->lines->number;
-    if (length >= INT32_MAX) return kvt_workload_refuse(reader->build, number, "a line of %zu bytes: at most 2 GiB", length);
+    if (length >= INT32_MAX)
+        return kvt_workload_refuse(reader->build, number, "a line of %zu bytes: at most 2 GiB", length);
     json_tokener_reset(reader->tokener);
     /* The terminator tells the parser that the text is over: a bare number or null has no other end. */
     reader->object = json_tokener_parse_ex(reader->tokener, line, (int)length + 1);
     enum json_tokener_error error = json_tokener_get_error(reader->tokener);
     const size_t parsed = json_tokener_get_parse_end(reader->tokener);
-    if (error == json_tokener_continue || (error == json_tokener_success && parsed != length)) error = json_tokener_error_parse_eof;
+    if (error == json_tokener_continue || (error == json_tokener_success && parsed != length))
+        error = json_tokener_error_parse_eof;
     enum kvt_status status;
     if (error != json_tokener_success) {
         status = kvt_workload_refuse(reader->build, number, "column %llu: %s: a request is one JSON object on one line",
@@ -256,7 +275,8 @@ static enum kvt_status read_line(struct reader *reader, const char *line, size_t
     return status;
 }
 
-enum kvt_status kvt_trace_read_mooncake(struct kvt_workload_build *build, struct kvt_lines *lines, char *line, size_t length)
+enum kvt_status kvt_trace_read_mooncake(struct kvt_workload_build *build, struct kvt_lines *lines, char *line,
+                                        size_t length)
 {
     struct reader reader = { .build = build, .lines = lines, .tokener = json_tokener_new() };
     if (!reader.tokener) return KVT_NOMEM;

@@ -28,15 +28,16 @@ static const struct workload_full *full_of(const struct kvt_workload *workload)
     return (const struct workload_full *)(const void *)workload;
 }
 
-/* ---- Errors -------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-__attribute__((format(printf, 3, 0)))
-static void write_error(const struct kvt_workload_build *build, const char *prefix, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static void write_error(const struct kvt_workload_build *build,
+                                                              const char *prefix, const char *format, va_list arguments)
 {
     if (!build->ret_error || build->error_bytes == 0) return;
     const int prefix_bytes = snprintf(build->ret_error, build->error_bytes, "%s", prefix);
     if (prefix_bytes >= 0 && (uint32_t)prefix_bytes < build->error_bytes)
-        (void)vsnprintf(build->ret_error + prefix_bytes, build->error_bytes - (uint32_t)prefix_bytes, format, arguments);
+        (void)vsnprintf(build->ret_error + prefix_bytes, build->error_bytes - (uint32_t)prefix_bytes, format,
+                        arguments);
     for (char *c = build->ret_error; *c; c++) {
         if ((unsigned char)*c < ' ' || *c == 0x7f) *c = '?';
     }
@@ -66,7 +67,7 @@ enum kvt_status kvt_workload_refuse_option(const struct kvt_workload_build *buil
     return KVT_INVAL;
 }
 
-/* ---- Rows ---------------------------------------------------------------------------------------------------------- */
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
 enum kvt_status kvt_workload_add_row(struct kvt_workload_build *build, struct kvt_workload_row **ret_row)
 {
@@ -110,7 +111,7 @@ bool kvt_workload_has_enough(const struct kvt_workload_build *build)
     return build->options->requests_max > 0 && build->row_count >= build->options->requests_max;
 }
 
-/* ---- From rows to a workload --------------------------------------------------------------------------------------- */
+/* ---- From rows to a workload ------------------------------------------------------------------------------------- */
 
 static int compare_rows(const void *a, const void *b)
 {
@@ -170,7 +171,7 @@ static enum kvt_status finish(struct kvt_workload_build *build, struct workload_
     return mark_last_turns(full);
 }
 
-/* ---- Create and destroy -------------------------------------------------------------------------------------------- */
+/* ---- Create and destroy ------------------------------------------------------------------------------------------ */
 
 static bool starts_with(const char *text, const char *prefix) { return strncmp(text, prefix, strlen(prefix)) == 0; }
 
@@ -189,8 +190,10 @@ static enum kvt_status read_lines(struct kvt_workload_build *build, struct kvt_l
     } else if (starts_with(line, "TIMESTAMP")) {
         KVT_TRY(kvt_trace_read_azure(build, lines, line, length));
     } else {
-        return kvt_workload_refuse(build, lines->number, "'%.40s': neither a JSON object nor the header "
-                                   "TIMESTAMP,ContextTokens,GeneratedTokens", line);
+        return kvt_workload_refuse(build, lines->number,
+                                   "'%.40s': neither a JSON object nor the header "
+                                   "TIMESTAMP,ContextTokens,GeneratedTokens",
+                                   line);
     }
     if (build->row_count == 0) return kvt_workload_refuse(build, 0, "no requests: a trace has at least one");
     return KVT_OK;
@@ -204,7 +207,8 @@ static enum kvt_status read_trace(struct kvt_workload_build *build)
         status = read_lines(build, &lines);
         kvt_lines_close(&lines);
     }
-    if (status == KVT_IO) (void)kvt_workload_refuse(build, lines.number, "cannot be read: %s", strerror(lines.os_errno));
+    if (status == KVT_IO)
+        (void)kvt_workload_refuse(build, lines.number, "cannot be read: %s", strerror(lines.os_errno));
     return status;
 }
 
@@ -249,7 +253,7 @@ void kvt_workload_destroy(struct kvt_workload **workload)
     *workload = NULL;
 }
 
-/* ---- Tokens -------------------------------------------------------------------------------------------------------- */
+/* ---- Tokens ------------------------------------------------------------------------------------------------------ */
 
 static uint32_t token_at(uint64_t stream, uint64_t position) { return (uint32_t)kvt_workload_mix(stream, position); }
 

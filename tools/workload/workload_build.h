@@ -13,11 +13,11 @@
 #include "tools/workload/workload.h"
 
 /* Limits on what a trace may say: sums of them stay far inside 64 bits. */
-#define KVT_TRACE_TOKENS_MAX  ((uint64_t)1 << 40)
+#define KVT_TRACE_TOKENS_MAX ((uint64_t)1 << 40)
 #define KVT_TRACE_TIME_MS_MAX ((uint64_t)10000000000000) /* 317 years: the epoch in milliseconds is fine */
 
 #define KVT_NS_PER_MS ((uint64_t)1000000)
-#define KVT_NS_PER_S  ((uint64_t)1000000000)
+#define KVT_NS_PER_S ((uint64_t)1000000000)
 
 /*
  * Where the tokens come from that no id stands for: positions below common_end from the workload's own stream, below
@@ -32,7 +32,7 @@ struct kvt_workload_row {
     struct kvt_request request; /* ids: set at the end; id_count: of those from ids_first on */
     struct kvt_token_streams streams;
     size_t ids_first;
-    uint32_t order;             /* in which rows were added: ties of arrival_ns */
+    uint32_t order; /* in which rows were added: ties of arrival_ns */
 };
 
 struct kvt_workload_build {
@@ -53,7 +53,10 @@ static inline uint64_t kvt_workload_mix(uint64_t a, uint64_t b)
     return kvt_mix64(a ^ kvt_mix64(b + 0x9e3779b97f4a7c15u));
 }
 
-/* Writes "file:line: " (line 0: "file: ") and the text to ret_error, kept to one line of printable characters. Returns INVAL. */
+/*
+ * Writes "file:line: " (line 0: "file: ") and the text to ret_error, kept to one line of printable characters.
+ * Returns INVAL.
+ */
 enum kvt_status kvt_workload_refuse(const struct kvt_workload_build *build, uint64_t line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -76,10 +79,10 @@ struct kvt_lines;
  * Readers: from the line that was just read (the first that is not blank) to the end of the file.
  * INVAL: ret_error says it | IO: lines->os_errno says why | NOMEM.
  */
-KVT_NODISCARD enum kvt_status kvt_trace_read_mooncake(struct kvt_workload_build *build, struct kvt_lines *lines, char *line,
-                                                      size_t length);
-KVT_NODISCARD enum kvt_status kvt_trace_read_azure(struct kvt_workload_build *build, struct kvt_lines *lines, char *line,
-                                                   size_t length);
+KVT_NODISCARD enum kvt_status kvt_trace_read_mooncake(struct kvt_workload_build *build, struct kvt_lines *lines,
+                                                      char *line, size_t length);
+KVT_NODISCARD enum kvt_status kvt_trace_read_azure(struct kvt_workload_build *build, struct kvt_lines *lines,
+                                                   char *line, size_t length);
 
 /* INVAL: no such generator, or options that it cannot honour | NOMEM. */
 KVT_NODISCARD enum kvt_status kvt_workload_generate(struct kvt_workload_build *build);

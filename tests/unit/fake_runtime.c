@@ -89,6 +89,11 @@ void fake_close(struct kvt_runtime **runtime)
     *runtime = NULL;
 }
 
+struct kvt_config kvt_config_default(void)
+{
+    return (struct kvt_config){.size = sizeof(struct kvt_config), .version = KVT_VERSION};
+}
+
 /* ---- Slots --------------------------------------------------------------------------------------------------------------- */
 
 static uint8_t *slot_address(struct kvt_runtime *r, uint32_t g, uint32_t slot) { return r->device[g] + slot * block_bytes(r, g); }

@@ -12,12 +12,12 @@
 #include "tools/cli.h"
 #include "tools/run/options.h"
 
-enum { ARGS_MAX = 24, LINE_MAX = 1024 };
+enum { ARGS_MAX = 24, LINE_BYTES = 1024 };
 
 /* Parses "a b c"; what it prints to stderr lands in line. */
-static int parse(const char *text, struct kvt_run_options *ret_options, char line[LINE_MAX])
+static int parse(const char *text, struct kvt_run_options *ret_options, char line[LINE_BYTES])
 {
-    static char words[LINE_MAX];
+    static char words[LINE_BYTES];
     char *argv[ARGS_MAX + 1] = {(char[]){"kvtier run"}};
     int argc = 1;
     (void)snprintf(words, sizeof words, "%s", text);
@@ -33,7 +33,7 @@ static int parse(const char *text, struct kvt_run_options *ret_options, char lin
     assert_true(dup2(saved, STDERR_FILENO) >= 0);
     (void)close(saved);
     (void)close(ends[1]);
-    ssize_t n = read(ends[0], line, LINE_MAX - 1);
+    ssize_t n = read(ends[0], line, LINE_BYTES - 1);
     (void)close(ends[0]);
     line[n > 0 ? n : 0] = '\0';
     return status;
@@ -67,7 +67,7 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
         struct kvt_run_options options;
-        char line[LINE_MAX];
+        char line[LINE_BYTES];
         assert_int_equal(parse(wrong[i].text, &options, line), KVT_EXIT_USAGE);
         if (!strstr(line, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].text, line);
         assert_memory_equal(line, "kvtier run: ", 12);
@@ -80,7 +80,7 @@ static void a_workload_alone_is_enough(void **state)
 {
     (void)state;
     struct kvt_run_options options;
-    char line[LINE_MAX];
+    char line[LINE_BYTES];
     assert_int_equal(parse("--workload chat", &options, line), KVT_EXIT_OK);
     assert_string_equal(line, "");
     assert_string_equal(options.workload.generator, "chat");
@@ -102,7 +102,7 @@ static void every_option_reaches_its_field(void **state)
 {
     (void)state;
     struct kvt_run_options options;
-    char line[LINE_MAX];
+    char line[LINE_BYTES];
     assert_int_equal(parse("--trace t.jsonl --requests 500 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 48MiB --host 32MiB "
                            "--nvme /a:b/c:6GiB --arrival trace --speed 200", &options, line), KVT_EXIT_OK);
     assert_string_equal(options.workload.trace, "t.jsonl");

@@ -8,6 +8,10 @@
  * op comes back exactly once. Cancelling is a request, not an end: only its own completion ends the loan.
  * ret_bytes is what really happened: a short transfer is reported as such, and the caller finishes or fails it.
  *
+ * Submitted ops may wait for the next poll to start: whoever submits must poll. A sync makes safe what came back before
+ * its submit, no more. close ends what has not started with -ECANCELED and waits for the rest; it hands nothing back, but
+ * no op or buffer is touched afterwards. A kick ends the poll that waits, or else the next one that would.
+ *
  * Thread: one caller at a time per instance.
  */
 #ifndef KVT_TIERS_BLOCK_IO_H
@@ -62,7 +66,7 @@ struct kvt_block_io_ops {
     /* Opens or creates (mode 0600, exclusive, no symlink followed) `name` inside the directory. IO with *ret_errno. */
     enum kvt_status (*open_file)(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file, int *ret_errno);
     void (*close_file)(struct kvt_block_io *io, int file);
-    /* Allocates the range [0, size) of the file for real (fallocate). IO with *ret_errno (ENOSPC among them). */
+    /* Allocates the range [0, size) of the file for real (fallocate); size is aligned. IO with *ret_errno (ENOSPC among them). */
     enum kvt_status (*allocate)(struct kvt_block_io *io, int file, uint64_t size, int *ret_errno);
     enum kvt_status (*remove_file)(struct kvt_block_io *io, const char *name, int *ret_errno);
     enum kvt_status (*sync_directory)(struct kvt_block_io *io, int *ret_errno);

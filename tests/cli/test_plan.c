@@ -124,7 +124,7 @@ static void a_dtype_halves_what_a_sequence_takes(void **state)
 static void sequences_fit_in_whole_blocks(void **state)
 {
     (void)state;
-    RUN("plan", "--shape", "layers=1,kv_heads=1,head_dim=64,dtype=bf16", "--context", "17", "--hbm", "8KiB", "--json");
+    RUN("plan", "--shape", "layers=1,kv_heads=1,head_dim=64,dtype=bf16", "--context", "17", "--hbm", "12KiB", "--json");
     assert_int_equal(outcome.exit_status, 0);
     assert_non_null(strstr(outcome.out, "\"bytes_per_sequence\": 4352,")); /* 17 * 256 */
     assert_non_null(strstr(outcome.out, "\"bytes_per_sequence_in_blocks\": 8192,"));

@@ -146,7 +146,8 @@ static void requests_max_reads_no_further(void **state)
 
 /* ---- What is refused --------------------------------------------------------------------------------------------- */
 
-#define GOOD "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2]}\n"
+#define GOOD_LINE "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2]}"
+#define GOOD GOOD_LINE "\n"
 
 static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
 {
@@ -206,6 +207,10 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
         { "TIMESTAMP,ContextTokens,GeneratedTokens\r\n", ": no requests: a trace has at least one" },
         { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-01 00:00:00,1,1\n",
           ":2: TIMESTAMP is '2023-13-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
+        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-00-01 00:00:00,1,1\n",
+          ":2: TIMESTAMP is '2023-00-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
+        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,44,5\n",
+          ":2: GeneratedTokens is '44,5': a whole number, 0 to 1099511627776, at the line's end" },
         { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,0,1\n",
           ":2: ContextTokens is '0': a whole number, 1 to 1099511627776, and a comma behind it" },
         { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,-1\n",
@@ -216,6 +221,9 @@ static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++)
         expect_refused(cases[i].text, strlen(cases[i].text), cases[i].error);
 
+    static const char nul_behind[] = GOOD_LINE "\0x\n";
+    expect_refused(nul_behind, sizeof nul_behind - 1,
+                   ":1: column 68: unexpected end of data: a request is one JSON object on one line");
     static const char nul[] = "{\"timestamp\":0,\0\"input_length\":9}";
     expect_refused(nul, sizeof nul - 1,
                    ":1: column 16: unexpected end of data: a request is one JSON object on one line");
@@ -340,6 +348,15 @@ static void equal_ids_are_equal_blocks_and_nothing_else_is_shared(void **state)
     for (uint32_t i = 8; i < 18; i++) assert_int_not_equal(left[i], right[i]);
     kvt_workload_tokens(w, 0, 7, 5, right);
     assert_memory_equal(left + 7, right, 5 * sizeof *left); /* any part of the stream is the same stream */
+    kvt_workload_destroy(&w);
+
+    w = read_text("{\"timestamp\":0,\"input_length\":6,\"output_length\":9,\"hash_ids\":[1,2]}\n"
+                  "{\"timestamp\":1,\"input_length\":6,\"output_length\":9,\"hash_ids\":[1,2]}\n");
+    assert_int_equal(common_prefix(w, 0, 1),
+                     6); /* the partial block has an id: it is equal as far as the prompt goes */
+    kvt_workload_tokens(w, 0, 6, 9, left);
+    kvt_workload_tokens(w, 1, 6, 9, right);
+    for (uint32_t i = 0; i < 9; i++) assert_int_not_equal(left[i], right[i]); /* what is generated is each one's own */
     kvt_workload_destroy(&w);
 }
 

@@ -9,6 +9,7 @@
 #include "kvtier/shape.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "tiers/codec.h"
 #include "tools/run/content.h"
 
 enum { BLOCK_TOKENS = 16, TOKENS = 16 };
@@ -210,6 +211,59 @@ static void an_identity_depends_on_every_token_and_their_order(void **state)
     assert_true(kvt_content_next(kvt_content_next(root, 1), 2) == kvt_content_next(kvt_content_next(root, 1), 2));
 }
 
+/* Raw over packed bytes of a few blocks of consecutive tokens. */
+static double packed_ratio(enum kvt_dtype dtype, uint32_t block_tokens)
+{
+    enum { BLOCKS = 16, BLOCK_TOKENS_MAX = 512 };
+    static uint64_t identities[BLOCK_TOKENS_MAX];
+    const struct kvt_model_shape shape = {
+        .block_tokens = block_tokens, .group_count = 1, .groups = {{.dtype = dtype, .layers = 2, .kv_heads = 1, .head_dim = 64}},
+    };
+    struct kvt_content content;
+    struct kvt_codec *codec;
+    assert_int_equal(kvt_content_init(&content, &shape), KVT_OK);
+    assert_int_equal(kvt_codec_create(&shape, &codec), KVT_OK);
+    const uint64_t bytes = kvt_group_block_bytes(&shape.groups[0], block_tokens);
+    const uint64_t plane_bytes = bytes / 4;
+    uint8_t *block = kvt_alloc(1, bytes), *packed = kvt_alloc(1, bytes);
+    void *scratch = kvt_table_map(kvt_codec_scratch_bytes(codec));
+    uint64_t identity = KVT_CONTENT_ROOT, packed_bytes = 0;
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        for (uint32_t i = 0; i < block_tokens; i++) identities[i] = identity = kvt_content_next(identity, i);
+        const struct kvt_content_run run = {
+            .count = block_tokens, .position = (uint64_t)b * block_tokens, .identities = identities,
+        };
+        kvt_content_write(&content, &run, block);
+        const struct kvt_chunk_view views[2] = {{{block, block + plane_bytes}},
+                                                {{block + 2 * plane_bytes, block + 3 * plane_bytes}}};
+        const uint32_t length = kvt_codec_pack(codec, 0, views, block_tokens, packed, (uint32_t)bytes, scratch);
+        packed_bytes += length > 0 ? length : bytes;
+    }
+    kvt_table_unmap(scratch, kvt_codec_scratch_bytes(codec));
+    kvt_free(packed);
+    kvt_free(block);
+    kvt_codec_destroy(&codec);
+    kvt_content_done(&content);
+    return (double)(BLOCKS * bytes) / (double)packed_bytes;
+}
+
+/* Goal: blocks pack as real KV does, no worse and, above all, no better. */
+static void blocks_pack_as_real_kv_does(void **state)
+{
+    (void)state;
+    static const struct { enum kvt_dtype dtype; double least, most; } types[] = {
+        {KVT_DTYPE_BF16, 1.38, 1.55}, {KVT_DTYPE_FP16, 1.08, 1.20}, {KVT_DTYPE_FP8, 1.08, 1.25}, {KVT_DTYPE_INT8, 1.0, 1.01},
+    };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(types); i++) {
+        for (uint32_t block_tokens = 16; block_tokens <= 512; block_tokens *= 32) {
+            const double ratio = packed_ratio(types[i].dtype, block_tokens);
+            if (ratio < types[i].least || ratio > types[i].most) {
+                fail_msg("%s in blocks of %u tokens packs to %.3f", kvt_dtype_name(types[i].dtype), block_tokens, ratio);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +274,7 @@ int main(void)
         cmocka_unit_test(writing_in_pieces_is_writing_at_once),
         cmocka_unit_test(signs_and_exponents_are_the_samples),
         cmocka_unit_test(a_state_is_a_function_of_everything_before),
+        cmocka_unit_test(blocks_pack_as_real_kv_does),
         cmocka_unit_test(an_identity_depends_on_every_token_and_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,25 +86,30 @@ uint64_t kvt_content_next(uint64_t identity, uint32_t token)
 struct row {
     const struct kvt_content_group *group;
     uint64_t key;
-    uint64_t position; /* of the token in its sequence */
+    uint64_t token;    /* of the sample */
+    uint64_t round;    /* how often the block has used up the sample's tokens before */
     uint32_t layer, plane;
 };
 
 static struct row row_of(const struct kvt_content *content, uint32_t group, uint32_t layer, uint32_t plane,
                          uint64_t position, uint64_t identity)
 {
+    const struct kvt_content_group *of = &content->groups[group];
     const uint64_t place = (uint64_t)group << 56 | (uint64_t)layer << 24 | (uint64_t)(plane + 1);
+    const bool has_sample = of->pages != NULL;
     return (struct row){
-        .group = &content->groups[group],
+        .group = of,
         .key = kvt_mix64(identity ^ (place * UINT64_C(0xa0761d6478bd642f))),
-        .position = position, .layer = layer, .plane = plane,
+        .token = has_sample ? position % of->page_tokens : 0,
+        .round = has_sample ? position % content->block_tokens / of->page_tokens : 0,
+        .layer = layer, .plane = plane,
     };
 }
 
 /*
  * The sample of the row's bytes from offset on, and for how many bytes it is contiguous there. A row wider than the sample
- * goes on in the next sample layer, then the next token; once the sample's tokens are used up, a narrower row moves to the next channels and
- * then to the next layer.
+ * goes on in the next sample layer, then the next token. Once a block has used up the sample's tokens, a narrower row moves to the
+ * next channels, then to the next layer; a block that has not keeps to its channels, as a model's layer does.
  */
 static const uint8_t *sample_at(const struct row *row, uint64_t offset, uint64_t *ret_contiguous)
 {
@@ -112,16 +117,15 @@ static const uint8_t *sample_at(const struct row *row, uint64_t offset, uint64_t
     const uint64_t piece_bytes = (uint64_t)KVT_PAGES_CHANNELS * group->element_bytes;
     const uint64_t in_piece = offset % piece_bytes;
     const uint64_t piece = offset / piece_bytes;
-    const uint64_t token = (row->position + piece / KVT_PAGES_LAYERS) % group->page_tokens;
-    const uint64_t round = row->position / group->page_tokens;
+    const uint64_t token = (row->token + piece / KVT_PAGES_LAYERS) % group->page_tokens;
     uint64_t shift = 0, layer = row->layer + piece;
 
     if (group->row_bytes <= piece_bytes / 2) {
         const uint64_t ways = piece_bytes / group->row_bytes;
-        shift = round % ways * group->row_bytes;
-        layer += round / ways;
+        shift = row->round % ways * group->row_bytes;
+        layer += row->round / ways;
     } else {
-        layer += round;
+        layer += row->round;
     }
     *ret_contiguous = piece_bytes - in_piece;
     const uint64_t block = token / KVT_PAGES_TOKENS;

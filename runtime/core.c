@@ -151,11 +151,19 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
     return is_more;
 }
 
+void kvt_core_drain(struct kvt_core *core, uint64_t now_ns)
+{
+    core->now_ns = kvt_max_u64(now_ns, core->now_ns);
+    kvt_flow_submit_waiting(core);
+    (void)kvt_flow_poll(core);
+}
+
 uint64_t kvt_core_next_timer(const struct kvt_core *core)
 {
     uint64_t next = UINT64_MAX;
     if (core->transfers.oldest != KVT_NO_TRANSFER) next = core->transfers.items[core->transfers.oldest].deadline_ns;
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
-    if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD) next = kvt_min_u64(next, kvt_planner_next_start_ns(core));
+    /* While a sequence waits for its blocks, prefetch waits for that. */
+    if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE) next = kvt_min_u64(next, kvt_planner_next_start_ns(core));
     return next;
 }

@@ -142,6 +142,8 @@ void kvt_core_done(struct kvt_core *core);
 
 /* One bounded round: completions, deadlines, lost records, planner. True when there may be more to do at once. */
 bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns);
+/* Takes completions only; starts nothing. */
+void kvt_core_drain(struct kvt_core *core, uint64_t now_ns);
 /* When the core wants to be pumped even if nothing happens; UINT64_MAX: never. */
 uint64_t kvt_core_next_timer(const struct kvt_core *core);
 

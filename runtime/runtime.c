@@ -35,7 +35,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
 static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
 
-static bool is_child(const struct kvt_runtime *runtime) { return atomic_load(&fork_count) != runtime->fork_count; }
+bool kvt_runtime_is_child(const struct kvt_runtime *runtime) { return atomic_load(&fork_count) != runtime->fork_count; }
 
 /* ---- The lock ---------------------------------------------------------------------------------------------------------- */
 
@@ -203,7 +203,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     struct kvt_runtime *runtime = *runtime_pointer;
     if (!runtime) return;
     *runtime_pointer = NULL;
-    if (is_child(runtime)) return; /* threads, rings and the device stayed with the parent */
+    if (kvt_runtime_is_child(runtime)) return; /* threads, rings and the device stayed with the parent */
     kvt_pump_stop(runtime);
     bool is_drained = true;
     if (runtime->is_core_open) {
@@ -231,7 +231,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
 
 /* Begins a call on one sequence: leaves the calling function when that is impossible. */
 #define BEGIN_SEQUENCE(runtime, seq, sequence)                                       \
-    if (is_child(runtime)) return KVT_SHUTDOWN;                                      \
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;                                      \
     kvt_runtime_lock(runtime);                                                       \
     struct kvt_sequence *sequence = kvt_sequence_of(&(runtime)->core, seq);          \
     if (!sequence) {                                                                 \
@@ -254,7 +254,7 @@ static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream str
 
 enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params, kvt_seq *ret_seq, uint64_t *ret_reused)
 {
-    if (is_child(runtime)) return KVT_SHUTDOWN;
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     struct kvt_sequence *sequence;
     const enum kvt_status status = kvt_sequence_create(&runtime->core, params, &sequence);
@@ -323,7 +323,7 @@ enum kvt_status kvt_seq_finish(struct kvt_runtime *runtime, kvt_seq seq, bool ke
 
 uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq)
 {
-    if (is_child(runtime)) return 0;
+    if (kvt_runtime_is_child(runtime)) return 0;
     kvt_runtime_lock(runtime);
     const struct kvt_sequence *sequence = kvt_sequence_of(&runtime->core, seq);
     const uint64_t tokens = sequence ? sequence->tokens : 0;
@@ -371,7 +371,7 @@ enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t 
 
 enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept)
 {
-    if (is_child(runtime)) return KVT_SHUTDOWN;
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     return end_call(runtime, kvt_core_reset(&runtime->core, ret_kept));
 }
@@ -380,7 +380,7 @@ enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept)
 
 void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
 {
-    if (is_child(runtime)) return;
+    if (kvt_runtime_is_child(runtime)) return;
     kvt_runtime_lock(runtime);
     kvt_core_expect(&runtime->core, seqs, steps, n);
     kvt_runtime_unlock(runtime);
@@ -388,7 +388,7 @@ void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t
 
 enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n, kvt_stream stream, kvt_step *ret_step)
 {
-    if (is_child(runtime)) return KVT_SHUTDOWN;
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     uint32_t number = 0;
     enum kvt_status status = stream_number(runtime, stream, &number);
@@ -398,7 +398,7 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
 
 enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)
 {
-    if (is_child(runtime)) return KVT_SHUTDOWN;
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     return end_call(runtime, kvt_core_step_end(&runtime->core, step));
 }
@@ -411,7 +411,7 @@ const char *kvt_stall_name(enum kvt_stall_cause cause)
 
 enum kvt_stall_cause kvt_seq_stall(struct kvt_runtime *runtime, kvt_seq seq)
 {
-    if (is_child(runtime)) return KVT_STALL_OTHER;
+    if (kvt_runtime_is_child(runtime)) return KVT_STALL_OTHER;
     kvt_runtime_lock(runtime);
     struct kvt_sequence *sequence = kvt_sequence_of(&runtime->core, seq);
     const enum kvt_stall_cause cause = sequence ? kvt_core_stall(&runtime->core, sequence) : KVT_STALL_OTHER;
@@ -431,7 +431,7 @@ static bool wait_for_event(struct kvt_runtime *runtime, uint64_t timeout_ns)
 
 bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns)
 {
-    if (is_child(runtime)) return false;
+    if (kvt_runtime_is_child(runtime)) return false;
     kvt_runtime_lock(runtime);
     (void)kvt_runtime_pump(runtime);
     bool is_news = runtime->core.events != runtime->events_waited;
@@ -483,7 +483,7 @@ static void free_launch(struct kvt_gpu_job *job) { kvt_free(job->user); }
 
 enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream, void (*run)(void *user), void *user)
 {
-    if (is_child(runtime)) return KVT_SHUTDOWN;
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
     uint32_t number;
     KVT_TRY(stream_number(runtime, stream, &number));
@@ -497,7 +497,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
     uint32_t number;
-    if (is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK) return;
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK) return;
     struct kvt_gpu *gpu = runtime->core.gpu;
     gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
 }

@@ -36,6 +36,9 @@ struct kvt_runtime {
     uint32_t fork_count;        /* of the process that opened it */
 };
 
+/* True in a child of fork(): every call must be refused. */
+bool kvt_runtime_is_child(const struct kvt_runtime *runtime);
+
 void kvt_runtime_lock(struct kvt_runtime *runtime);
 /* Pumps once more, tells waiters, unlocks. */
 void kvt_runtime_unlock(struct kvt_runtime *runtime);

@@ -85,7 +85,7 @@ static void on_log(void *user, enum kvt_log_level level, const char *line)
 }
 
 /* Names the option where the runtime names the field of its configuration that the option sets. */
-static int refuse_open(enum kvt_status status, const char *error)
+static int refuse_open(const struct kvt_run_options *options, enum kvt_status status, const char *error)
 {
     if (error[0] == '\0') return kvt_usage_error(COMMAND, "the runtime did not open: %s", kvt_status_text(status));
     char field[32];
@@ -96,7 +96,8 @@ static int refuse_open(enum kvt_status status, const char *error)
         const char *option = kvt_run_option_of_field(field);
         if (option) return kvt_usage_error(COMMAND, "%s%s", option, error + length);
     }
-    return kvt_usage_error(COMMAND, "%s", error);
+    /* What is left is the store's: it knows a directory and a capacity, not who asked for them. */
+    return kvt_usage_error(COMMAND, options->nvme_path[0] ? "--nvme: %s" : "%s", error);
 }
 
 /* ---- The run -------------------------------------------------------------------------------------------------------------- */
@@ -219,7 +220,7 @@ int kvt_cmd_run(int argc, char **argv)
         if (exit_status == EXIT_INTERRUPTED) limit_close();
         kvt_close(&runtime);
     } else {
-        exit_status = refuse_open(status, error);
+        exit_status = refuse_open(&options, status, error);
     }
     kvt_workload_destroy(&workload);
     return exit_status;

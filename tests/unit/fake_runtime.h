@@ -4,8 +4,8 @@
  * An idle sequence's blocks move to memory of their own and come back into other slots when it is resumed; a finished one's
  * stay as a cache. Knobs make it late, lossy or wrong. One at a time; link it instead of the runtime.
  */
-#ifndef KVT_TESTS_FAKE_RUNTIME_H
-#define KVT_TESTS_FAKE_RUNTIME_H
+#ifndef KVT_TESTS_UNIT_FAKE_RUNTIME_H
+#define KVT_TESTS_UNIT_FAKE_RUNTIME_H
 
 #include <stdatomic.h>
 

@@ -21,7 +21,10 @@ static int parse(const char *text, struct kvt_run_options *ret_options, char lin
     char *argv[ARGS_MAX + 1] = {(char[]){"kvtier run"}};
     int argc = 1;
     (void)snprintf(words, sizeof words, "%s", text);
-    for (char *word = strtok(words, " "); word && argc < ARGS_MAX; word = strtok(NULL, " ")) argv[argc++] = word;
+    char *rest = words;
+    for (char *word = strsep(&rest, " "); word && argc < ARGS_MAX; word = strsep(&rest, " ")) {
+        if (*word) argv[argc++] = word;
+    }
 
     int ends[2];
     assert_int_equal(pipe(ends), 0);

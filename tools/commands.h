@@ -3,5 +3,6 @@
 #define KVT_TOOLS_COMMANDS_H
 
 int kvt_cmd_plan(int argc, char **argv);
+int kvt_cmd_run(int argc, char **argv);
 
 #endif

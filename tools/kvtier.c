@@ -11,6 +11,7 @@ static const struct {
     int (*run)(int argc, char **argv); /* argv[0] is "kvtier NAME"; returns the exit status */
 } commands[] = {
     { "plan", "what a model's KV cache takes, and how many sequences fit", kvt_cmd_plan },
+    { "run", "replays a workload on the real runtime and verifies every block", kvt_cmd_run },
 };
 
 static void print_help(void)

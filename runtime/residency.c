@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 
 struct kvt_name kvt_block_name(const struct kvt_core *core, uint32_t index)
 {
@@ -142,6 +143,10 @@ void kvt_device_leave(struct kvt_core *core, uint32_t index)
     kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, true);
     kvt_core_pool(core, block)->leaving++;
     kvt_device_update_idle(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH)) {
+        block->readers[KVT_TIER_DEVICE] = 0;
+        kvt_device_drop(core, index, KVT_POLICY_EVICTED);
+    }
 }
 
 /* ---- Copies in host memory -------------------------------------------------------------------------------------------- */
@@ -226,6 +231,7 @@ static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier)
 void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier)
 {
     struct kvt_block *block = kvt_core_block(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH) && block->readers[tier] == 0) return;
     KVT_ASSERT(block->readers[tier] > 0);
     block->readers[tier]--;
     if (block->readers[tier] > 0) return;

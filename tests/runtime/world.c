@@ -356,3 +356,124 @@ void world_flush(struct world *world, uint64_t seed, bool is_host_too)
         world_settle(world);
     }
 }
+
+void world_verify_idle(struct world *world)
+{
+    world_verify(world);
+    const struct kvt_core *core = world_core(world);
+    for (uint32_t b = 0; b < core->table.high_water; b++) {
+        const struct kvt_block *block = kvt_core_block(core, b);
+        if (!kvt_block_has_copies(block)) continue;
+        assert_int_equal(block->refs, 0);
+        assert_int_equal(block->users, 0);
+        assert_int_equal(block->readers[0] + block->readers[1] + block->readers[2], 0);
+    }
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        assert_int_equal(core->pools[p].claimed, 0);
+        assert_int_equal(core->pools[p].quarantined, 0);
+        assert_int_equal(core->pools[p].leaving, 0);
+    }
+    assert_int_equal(core->host.quarantined, 0);
+    assert_int_equal(core->transfers.in_flight, 0);
+    assert_int_equal(core->transfers.abandoned, 0);
+    assert_int_equal(core->transfers.prefetch_bytes, 0);
+    for (uint32_t t = 0; t < KVT_TIERS; t++) assert_int_equal(core->transfers.tier_in_flight[t] + core->transfers.waiting_count[t], 0);
+    assert_int_equal(core->sequence_count, 0);
+}
+
+/* ---- Random use ----------------------------------------------------------------------------------------------------------- */
+
+enum { LIVE_MAX = 16, MIX_TEXTS = 12 };
+
+struct live {
+    kvt_seq seq;
+    struct text text;
+};
+
+struct mixer {
+    struct world *world;
+    const struct mix *mix;
+    struct kvt_rng rng;
+    struct live live[LIVE_MAX];
+    uint32_t count;
+};
+
+static void mix_create(struct mixer *mixer)
+{
+    if (mixer->count == mixer->mix->live_max) return;
+    struct live *live = &mixer->live[mixer->count];
+    const uint64_t n = BLOCK_TOKENS + kvt_rng_below(&mixer->rng, mixer->mix->tokens_max - BLOCK_TOKENS);
+    text_make(&live->text, kvt_rng_below(&mixer->rng, MIX_TEXTS), n);
+    (void)world_create(mixer->world, &live->text, n, kvt_rng_below(&mixer->rng, 4) == 0, &live->seq);
+    mixer->count++;
+}
+
+static bool is_active(struct mixer *mixer, const struct live *live)
+{
+    return kvt_sequence_of(world_core(mixer->world), live->seq)->mode == KVT_SEQUENCE_ACTIVE;
+}
+
+static void mix_step(struct mixer *mixer, struct live *live)
+{
+    struct world *world = mixer->world;
+    if (!is_active(mixer, live)) return;
+    const uint64_t from = kvt_seq_tokens(world->runtime, live->seq);
+    const uint64_t reserved = kvt_sequence_of(world_core(world), live->seq)->reserved;
+    const uint64_t wanted = kvt_min_u64(from + 1 + kvt_rng_below(&mixer->rng, 2 * BLOCK_TOKENS), live->text.count);
+    const uint32_t stream = (uint32_t)kvt_rng_below(&mixer->rng, 2);
+    kvt_step step;
+    uint64_t lost_from, kept;
+    if (wanted > reserved && world_append(world, live->seq, wanted - reserved) != KVT_ROOM_OK) return;
+    const enum kvt_ready ready = world_begin_once(world, live->seq, stream, &step, &lost_from);
+    if (ready == KVT_LOST)
+        assert_int_equal(kvt_seq_truncate(world->runtime, live->seq, lost_from, NULL, &kept), KVT_OK);
+    if (ready != KVT_READY) return;
+    world_check(world, &live->text, live->seq, from, stream);
+    if (wanted > from) world_write(world, &live->text, live->seq, from, wanted - from, stream);
+    world_end(world, step);
+}
+
+static void mix_turn(struct mixer *mixer)
+{
+    struct world *world = mixer->world;
+    const uint64_t what = kvt_rng_below(&mixer->rng, 12);
+    if (what < 2 || mixer->count == 0) {
+        mix_create(mixer);
+        return;
+    }
+    struct live *live = &mixer->live[kvt_rng_below(&mixer->rng, mixer->count)];
+    if (what < 6) mix_step(mixer, live);
+    else if (what == 6) world_idle(world, live->seq);
+    else if (what == 7) (void)world_resume(world, live->seq);
+    else if (what == 8) {
+        world_finish(world, live->seq, kvt_rng_below(&mixer->rng, 8) != 0);
+        *live = mixer->live[--mixer->count];
+    } else if (what == 9 && mixer->mix->is_gating) {
+        world_gate(world, (uint32_t)kvt_rng_below(&mixer->rng, KVT_DEVICE_STREAMS), kvt_rng_below(&mixer->rng, 2) == 0);
+    } else if (what == 10) {
+        world_crank(world, (uint32_t)kvt_rng_below(&mixer->rng, 2));
+    } else {
+        world_pump(world, 2);
+    }
+}
+
+void world_mix(struct world *world, const struct mix *mix)
+{
+    struct mixer *mixer = kvt_alloc(1, sizeof *mixer);
+    assert_non_null(mixer);
+    *mixer = (struct mixer){ .world = world, .mix = mix, .rng = { .state = mix->seed } };
+    assert_true(mix->live_max <= LIVE_MAX);
+    print_message("mix: seed %llu\n", (unsigned long long)mix->seed);
+    for (uint32_t i = 0; i < mix->steps; i++) {
+        mix_turn(mixer);
+        if (mix->after) mix->after(world);
+        if (mix->verify_every && i % mix->verify_every == 0) world_verify(world);
+        if (world->rows_wrong) fail_msg("step %u: %llu rows are wrong", i, (unsigned long long)world->rows_wrong);
+    }
+    for (uint32_t s = 0; s < KVT_DEVICE_STREAMS; s++) world_gate(world, s, false);
+    world_settle(world);
+    while (mixer->count > 0) world_finish(world, mixer->live[--mixer->count].seq, true);
+    kvt_free(mixer);
+    world_settle(world);
+    world_verify_idle(world);
+}

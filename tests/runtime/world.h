@@ -92,6 +92,8 @@ void world_crank(struct world *world, uint32_t i);
 void world_settle(struct world *world);
 /* Everything recounted; asserts inside. */
 void world_verify(struct world *world);
+/* No sequence is live and nothing is in flight: nothing may be held, claimed, read, quarantined, or counted as on its way. */
+void world_verify_idle(struct world *world);
 struct kvt_stats world_stats(struct world *world);
 
 /* ---- The engine -------------------------------------------------------------------------------------------------------- */
@@ -121,5 +123,19 @@ uint64_t world_serve(struct world *world, const struct text *text);
 uint64_t world_read(struct world *world, const struct text *text);
 /* Serves other texts until everything else has left the device (and the host, when is_host_too). */
 void world_flush(struct world *world, uint64_t seed, bool is_host_too);
+
+/* ---- Random use ----------------------------------------------------------------------------------------------------------- */
+
+struct mix {
+    uint64_t seed;
+    uint32_t steps;
+    uint32_t live_max;        /* sequences at once, at most 16 */
+    uint64_t tokens_max;      /* of a text */
+    uint32_t verify_every;    /* steps; 0: never */
+    bool is_gating;           /* copy streams are closed and opened at random */
+    void (*after)(struct world *world); /* after each step; may be NULL */
+};
+/* Random calls on few texts and small tiers; every row that attention would read is checked. Ends with everything finished and idle. */
+void world_mix(struct world *world, const struct mix *mix);
 
 #endif

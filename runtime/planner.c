@@ -6,7 +6,8 @@
 #include "runtime/flow.h"
 #include "runtime/residency.h"
 
-#define BATCH                 32 /* victims, fetches, write-backs in one round */
+#define BATCH                 32  /* fetches, write-backs, host victims in one round */
+#define VICTIMS               256 /* device victims in one round: most are only forgotten */
 #define LINK_DEPTH_DEMAND     48 /* transfers in flight per executing tier, by what asks for more */
 #define LINK_DEPTH_PREFETCH   16
 #define LINK_DEPTH_WRITE_BACK 4
@@ -138,7 +139,7 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     if (pool->free_count + pool->leaving >= wanted) return false;
     const uint32_t target = kvt_max_u32(pool->wanted, pool->high);
     bool is_moved = false;
-    for (uint32_t i = 0; i < BATCH && pool->free_count + pool->leaving < target; i++) {
+    for (uint32_t i = 0; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
         if (slot == KVT_POLICY_NONE) break;
         if (evict_device_copy(core, pool->owner[slot]) == VICTIM_STAYS) {

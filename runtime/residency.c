@@ -338,15 +338,18 @@ void kvt_block_settle(struct kvt_core *core, uint32_t index)
 void kvt_block_claim(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
-    block->users++;
-    if (block->users > 1) return;
     struct kvt_pool *pool = kvt_core_pool(core, block);
-    pool->claimed++;
-    if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
-        kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
-        pool->leaving--;
+    block->users++;
+    if (block->users == 1) {
+        pool->claimed++;
+        if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
+            kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
+            pool->leaving--;
+        }
+        kvt_device_update_idle(core, index);
     }
-    kvt_device_update_idle(core, index);
+    /* The claim is the use; holding and releasing alone are none. */
+    if (kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) pool->policy_ops->touch(pool->policy, block->device_slot);
 }
 
 void kvt_block_unclaim(struct kvt_core *core, uint32_t index, kvt_mark mark)

@@ -1,4 +1,5 @@
 /* codec: a block comes back bit for bit or is refused; damaged bytes are never believed. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -490,6 +491,58 @@ static void damaged_or_foreign_tables_are_refused_and_change_nothing(void **stat
     bench_done(&a);
 }
 
+struct worker { struct bench *shared; uint64_t seed; bool is_exact; };
+
+/* Packs and unpacks its own blocks with the shared codec, while tables are learned and LZ4 is tried. */
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    struct bench b = *worker->shared; /* the codec is shared, all memory is its own */
+    rank_buffer_init(&b.source, raw_bytes(&b));
+    rank_buffer_init(&b.target, raw_bytes(&b));
+    rank_buffer_init(&b.packed, raw_bytes(&b));
+    b.scratch = aligned_alloc(64, kvt_align_up(kvt_codec_scratch_bytes(b.codec), 64));
+    b.views = kvt_alloc(b.layers, sizeof b.views[0]);
+    set_views(&b, b.source.bytes, b.views);
+    b.target_views = kvt_alloc(b.layers, sizeof b.views[0]);
+    set_views(&b, b.target.bytes, b.target_views);
+    worker->is_exact = true;
+    for (uint32_t i = 0; i < 40; i++) {
+        fill_scaled(&b, worker->seed * 1000 + i);
+        const uint32_t length = pack(&b);
+        if (length == 0) continue;
+        const bool is_ok = kvt_codec_unpack(b.codec, 0, b.packed.bytes, length, b.tokens, b.target_views, b.scratch) == KVT_OK;
+        worker->is_exact = worker->is_exact && is_ok && memcmp(b.source.bytes, b.target.bytes, b.source.size) == 0;
+    }
+    rank_buffer_done(&b.source);
+    rank_buffer_done(&b.target);
+    rank_buffer_done(&b.packed);
+    kvt_free(b.views);
+    kvt_free(b.target_views);
+    free(b.scratch);
+    return NULL;
+}
+
+static void blocks_stay_exact_while_threads_pack_and_one_table_is_learned(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_init(&b, &table_group, 16, 16);
+    assert_int_equal(kvt_codec_learn(b.codec, true), KVT_OK);
+    struct worker workers[4];
+    pthread_t threads[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        workers[i] = (struct worker){ .shared = &b, .seed = i + 1 };
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(workers[i].is_exact);
+    }
+    assert_int_equal(kvt_codec_tables_count(b.codec), 1);
+    bench_done(&b);
+}
+
 static void create_and_learn_survive_any_failing_allocation(void **state)
 {
     (void)state;
@@ -698,6 +751,7 @@ int main(void)
         cmocka_unit_test(a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_import),
         cmocka_unit_test(tables_learned_from_other_tokens_do_not_open_a_block),
         cmocka_unit_test(damaged_or_foreign_tables_are_refused_and_change_nothing),
+        cmocka_unit_test(blocks_stay_exact_while_threads_pack_and_one_table_is_learned),
         cmocka_unit_test(create_and_learn_survive_any_failing_allocation),
         cmocka_unit_test(real_pages_shrink_by_what_was_measured),
         cmocka_unit_test(small_and_large_blocks_of_page_bytes_shrink_too),

@@ -59,8 +59,9 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
 static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
 {
     uint32_t first, count;
-    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     const uint32_t chunk = slot / core->host.slots_per_chunk_max;
+    if (core->host.chunks[chunk].used == 0) return; /* the victim was its last one: it has no class any more */
+    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     const uint32_t class_index = core->host.chunks[chunk].class_index;
     for (uint32_t i = 0; i < count && core->host.chunks[chunk].class_index == class_index; i++) {
         const uint32_t index = kvt_host_pool_owner(&core->host, first + i);

@@ -293,6 +293,7 @@ static enum kvt_status uring_submit(struct kvt_block_io *io, struct kvt_io_op *o
     op->ret_ns = kvt_env_now_ns(&uring->base.env);
     op->tag = 0;
     if (uring->error) finish(uring, op, -uring->error);
+    else if (kvt_io_is_beyond_limit(op)) finish(uring, op, -EFBIG);
     else kvt_io_queue_push(&uring->queue, op);
     return KVT_OK;
 }

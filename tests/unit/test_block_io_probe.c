@@ -185,9 +185,11 @@ static void b56_a_region_of_1_gib_and_4_kib_is_sliced(void **state)
 /* ---- file systems and kernels that refuse ---- */
 
 /* Opens what there is for directory and makes a round trip. 0: works. Prints what it found. For children: no cmocka. */
-static int try_directory(const char *directory, const char *expected_path, const char *expected_note)
+static int try_directory_with(const struct kvt_block_io_ops *ops, const char *directory, const char *expected_path,
+                              const char *expected_note)
 {
-    const struct kvt_env env = kvt_env_default();
+    struct kvt_env env = kvt_env_default();
+    env.block_io = ops;
     const struct kvt_block_io_config config = { .directory = directory, .queue_depth = 4 };
     struct kvt_block_io *io;
     if (kvt_block_io_open(&config, &env, &io) != KVT_OK) return 1;
@@ -210,11 +212,21 @@ static int try_directory(const char *directory, const char *expected_path, const
         if (op.ret_bytes != 32768) return 6;
     }
     if (!is_filled(buffer, 32768, 6)) return 7;
+    struct stat stat_;
+    if (io->ops->allocate(io, file, KVT_MIB, &error) != KVT_OK) return 9;
+    if (fstat(file, &stat_) != 0 || stat_.st_size != (off_t)KVT_MIB) return 10;
     kvt_table_unmap(buffer, 65536);
     io->ops->close_file(io, file);
     if (io->ops->remove_file(io, "f", &error) != KVT_OK) return 8;
     io->ops->close(io);
     return 0;
+}
+
+static int try_directory(const char *directory, const char *expected_path, const char *expected_note)
+{
+    const int result = try_directory_with(NULL, directory, expected_path, expected_note);
+    if (result != 0) return result;
+    return try_directory_with(&kvt_block_io_sync_ops, directory, "threads", NULL);
 }
 
 #define SKIPPED 77
@@ -287,6 +299,23 @@ static void b35_tmpfs_works(void **state)
 {
     (void)state;
     in_a_child(open_on_tmpfs);
+}
+
+static int open_on_ramfs(const char *directory)
+{
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0
+        || mount("ramfs", directory, "ramfs", 0, NULL) != 0) {
+        print_message("skipped: ramfs cannot be mounted here\n");
+        return SKIPPED;
+    }
+    return try_directory(directory, NULL, "buffered: O_DIRECT refused");
+}
+
+/* A file system that knows neither O_DIRECT nor fallocate gets buffered I/O and zeros, and the facts say so. */
+static void b34_without_o_direct_it_is_buffered_and_said_so(void **state)
+{
+    (void)state;
+    in_a_child(open_on_ramfs);
 }
 
 static int open_on_overlay(const char *directory)
@@ -585,6 +614,7 @@ int main(void)
         cmocka_unit_test(b35_io_uring_refused_means_threads_and_said_so),
         cmocka_unit_test(b35_tmpfs_works),
         cmocka_unit_test(b35_overlayfs_works),
+        cmocka_unit_test(b34_without_o_direct_it_is_buffered_and_said_so),
         cmocka_unit_test(b32_a_full_disk_can_be_opened),
         cmocka_unit_test(b34_the_probe_finds_an_alignment_that_works),
         cmocka_unit_test(impossible_options_are_refused),

@@ -1,0 +1,542 @@
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvtier/store.h"
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/key.h"
+#include "runtime/base/mem.h"
+#include "tiers/store_private.h"
+
+/* ---- The step ------------------------------------------------------------------------------------------------------ */
+
+/* Tells whoever waits that there is something to poll. */
+static void tell_news(struct kvt_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool has_news = store->has_news;
+    store->has_news = false;
+    if (has_news) {
+        if (store->done.head) (void)eventfd_write(store->event, 1);
+        (void)pthread_cond_broadcast(&store->changed);
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (has_news && store->wake) store->wake(store->wake_user);
+}
+
+/* One round of all work; reads go before writes. True: something moved, so another round may do more. */
+static bool step(struct kvt_store *store, uint64_t wait_ns)
+{
+    store->has_moved = false;
+    kvt_store_io_collect(store, wait_ns);
+    kvt_store_start_gets(store);
+    kvt_store_io_pump(store);
+    kvt_store_reclaim_step(store);
+    kvt_store_closer_step(store);
+    kvt_store_place_puts(store);
+    kvt_store_syncer_step(store);
+    kvt_store_io_pump(store);
+    tell_news(store);
+    return store->has_moved;
+}
+
+static void *run(void *user)
+{
+    enum { IDLE_NS = 100000000 };
+    struct kvt_store *store = user;
+    for (;;) {
+        if (step(store, 0)) continue;
+        pthread_mutex_lock(&store->lock);
+        const bool is_stopping = store->is_stopping;
+        store->is_asleep = true;
+        pthread_mutex_unlock(&store->lock);
+        if (is_stopping) return NULL;
+        /* A submit in between finds is_asleep and kicks; the kick is kept until this poll. */
+        (void)step(store, IDLE_NS);
+        pthread_mutex_lock(&store->lock);
+        store->is_asleep = false;
+        pthread_mutex_unlock(&store->lock);
+    }
+}
+
+/* Under the lock; gives it back. The I/O thread looks at the queues again. */
+static void unlock_and_kick(struct kvt_store *store)
+{
+    const bool is_asleep = store->is_asleep;
+    store->is_asleep = false;
+    pthread_mutex_unlock(&store->lock);
+    if (is_asleep) store->io->ops->kick(store->io);
+}
+
+/* Does what is to do in an env without threads. */
+static void drive(struct kvt_store *store)
+{
+    enum { ROUNDS = 64 };
+    if (store->has_thread) return;
+    for (int round = 0; round < ROUNDS; round++)
+        if (!step(store, 0)) return;
+}
+
+/* A wait with an end: a time with a thread, a number of rounds in which nothing moved without one. */
+struct patience {
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC */
+    uint32_t idle_rounds;
+};
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static struct patience patience_for(uint64_t timeout_ns)
+{
+    const uint64_t now = monotonic_ns();
+    return (struct patience){ .deadline_ns = timeout_ns > UINT64_MAX / 2 ? UINT64_MAX / 2 : now + timeout_ns };
+}
+
+/* Under the lock. Returns after something may have changed; false: patience is at its end. */
+static bool wait_for_change(struct kvt_store *store, struct patience *patience)
+{
+    enum { IDLE_ROUNDS_MAX = 2000, STEP_NS = 1000000 };
+    if (store->has_thread) {
+        const struct timespec until = { .tv_sec = (time_t)(patience->deadline_ns / 1000000000u),
+                                        .tv_nsec = (long)(patience->deadline_ns % 1000000000u) };
+        return pthread_cond_timedwait(&store->changed, &store->lock, &until) != ETIMEDOUT;
+    }
+    pthread_mutex_unlock(&store->lock);
+    const bool has_moved = step(store, STEP_NS);
+    pthread_mutex_lock(&store->lock);
+    patience->idle_rounds = has_moved ? 0 : patience->idle_rounds + 1;
+    return patience->idle_rounds <= IDLE_ROUNDS_MAX;
+}
+
+/* ---- Open and close ------------------------------------------------------------------------------------------------- */
+
+struct kvt_store_config kvt_store_config_default(void)
+{
+    return (struct kvt_store_config){ .size = sizeof(struct kvt_store_config), .version = KVT_STORE_VERSION };
+}
+
+static enum kvt_status check_config(const struct kvt_store_config *config, struct kvt_store_error error)
+{
+    if (config->size != sizeof *config)
+        return kvt_store_refuse(error, KVT_INVAL, "size is %u: it must be sizeof(struct kvt_store_config), %zu", config->size, sizeof *config);
+    if (config->version != KVT_STORE_VERSION)
+        return kvt_store_refuse(error, KVT_INVAL, "version is %u: it must be %u", config->version, KVT_STORE_VERSION);
+    if (config->staging_bytes != 0 && config->staging_bytes < KVT_MIB)
+        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at least 1 MiB", (unsigned long long)config->staging_bytes);
+    if (config->staging_bytes > KVT_GIB)
+        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at most 1 GiB", (unsigned long long)config->staging_bytes);
+    if (config->capacity_bytes > (uint64_t)1 << 50)
+        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: at most 1 PiB", (unsigned long long)config->capacity_bytes);
+    if (config->record_bytes_max > KVT_GIB)
+        return kvt_store_refuse(error, KVT_INVAL, "record_bytes_max is %u: at most 1 GiB", config->record_bytes_max);
+    return KVT_OK;
+}
+
+static enum kvt_status init_lock(struct kvt_store *store)
+{
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes) != 0) return KVT_NOMEM;
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&store->lock, NULL);
+    (void)pthread_cond_init(&store->changed, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+    return KVT_OK;
+}
+
+static enum kvt_status open_io(struct kvt_store *store, uint64_t link_bytes_per_s, struct kvt_store_error error)
+{
+    const struct kvt_block_io_config config = {
+        .directory = store->path, .queue_depth = 1024, .buffers = store->memory, .buffers_bytes = store->memory_bytes,
+        .link_bytes_per_s = link_bytes_per_s };
+    const enum kvt_status status = kvt_block_io_open(&config, &store->env, &store->io);
+    if (status != KVT_OK) {
+        store->io = NULL;
+        return kvt_store_refuse(error, status == KVT_NOMEM ? KVT_NOMEM : KVT_IO, "path is %s: it cannot be read and written: %s",
+                                store->path, kvt_status_text(status));
+    }
+    store->io->ops->facts(store->io, &store->facts);
+    store->alignment = store->facts.alignment;
+    KVT_ASSERT(kvt_is_power_of_two(store->alignment));
+    return KVT_OK;
+}
+
+static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_store_config *config, struct kvt_store_error error)
+{
+    KVT_TRY(init_lock(store));
+    store->path = config->path ? kvt_strdup(config->path) : kvt_strdup("");
+    if (!store->path || kvt_key_init() != KVT_OK) return KVT_NOMEM;
+    KVT_TRY(kvt_store_directory_open(store, error));
+    store->event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (store->event < 0) return KVT_NOMEM;
+    KVT_TRY(kvt_store_memory_init(store, config->staging_bytes ? config->staging_bytes : 16 * KVT_MIB));
+    KVT_TRY(kvt_store_index_init(&store->index));
+    KVT_TRY(open_io(store, config->link_bytes_per_s, error));
+    KVT_TRY(kvt_store_recover(store, config->record_bytes_max, error));
+    store->stats.capacity_bytes = store->capacity_bytes;
+    store->stats.segment_bytes = store->segment_bytes;
+    store->stats.segments_max = store->segments_max;
+    store->stats.io_path = store->facts.path;
+    store->stats.is_direct = store->facts.is_direct;
+    store->stats.alignment = store->alignment;
+    memcpy(store->stats.io_note, store->facts.note, sizeof store->stats.io_note);
+    if (!store->env.is_single_threaded) {
+        if (pthread_create(&store->thread, NULL, run, store) != 0) return KVT_NOMEM;
+        store->has_thread = true;
+    }
+    return KVT_OK;
+}
+
+static void close_parts(struct kvt_store *store)
+{
+    if (store->io) {
+        for (uint32_t i = 0; store->segments && i < store->segment_slots; i++)
+            if (store->segments[i].state != KVT_SEGMENT_ABSENT) store->io->ops->close_file(store->io, store->segments[i].file);
+        if (store->super_file >= 0) store->io->ops->close_file(store->io, store->super_file);
+        store->io->ops->close(store->io);
+    }
+    for (int i = 0; i < 2; i++)
+        kvt_table_unmap(store->summaries[i], (uint64_t)store->entries_max * sizeof *store->summaries[i]);
+    kvt_table_unmap(store->reclaim.kept, (uint64_t)store->entries_max * sizeof *store->reclaim.kept);
+    kvt_free(store->segments);
+    kvt_store_index_done(&store->index);
+    kvt_store_memory_done(store);
+    if (store->event >= 0) (void)close(store->event);
+    kvt_store_directory_close(store);
+    kvt_free(store->path);
+    (void)pthread_cond_destroy(&store->changed);
+    (void)pthread_mutex_destroy(&store->lock);
+    kvt_free(store);
+}
+
+enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env, void (*wake)(void *user),
+                                    void *wake_user, struct kvt_store **ret_store, char *ret_error, size_t error_bytes)
+{
+    const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
+    if (ret_error && error_bytes > 0) ret_error[0] = '\0';
+    KVT_TRY(check_config(config, error));
+    struct kvt_store *store = kvt_alloc(1, sizeof *store);
+    if (!store) return kvt_store_refuse(error, KVT_NOMEM, "out of memory");
+    store->env = env ? *env : kvt_env_default();
+    if (!store->env.now_ns) store->env.now_ns = kvt_env_default().now_ns;
+    store->wake = wake;
+    store->wake_user = wake_user;
+    store->capacity_bytes = config->capacity_bytes;
+    store->reserve_bytes = config->reserve_bytes;
+    store->queue_bytes_max = config->queue_bytes ? config->queue_bytes : 64 * KVT_MIB;
+    /* What a paced disk writes in a second: a queue is bounded by the time to drain it. */
+    if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
+    store->queue_depth = config->queue_depth ? config->queue_depth : 256;
+    store->open_segment = KVT_STORE_NONE;
+    store->super_file = store->event = -1;
+    const enum kvt_status status = open_parts(store, config, error);
+    if (status != KVT_OK) {
+        if (ret_error && error_bytes > 0 && ret_error[0] == '\0')
+            (void)kvt_store_refuse(error, status, "%s", kvt_status_text(status));
+        close_parts(store);
+        return status;
+    }
+    *ret_store = store;
+    return KVT_OK;
+}
+
+enum kvt_status kvt_store_open(const struct kvt_store_config *config, const struct kvt_env *env, struct kvt_store **ret_store,
+                               char *ret_error, size_t error_bytes)
+{
+    return kvt_store_open_with(config, env, NULL, NULL, ret_store, ret_error, error_bytes);
+}
+
+/* Ops that never ended: the disk did not answer, or they were still queued. The I/O is closed: nothing touches them any more. */
+static void abandon_ops(struct kvt_store *store)
+{
+    struct kvt_op_queue *const queues[] = { &store->puts, &store->gets, &store->urgent_gets };
+    for (size_t q = 0; q < KVT_ARRAY_COUNT(queues); q++)
+        for (struct kvt_store_op *op = queues[q]->head; op; op = op->next) op->status = KVT_SHUTDOWN;
+    for (uint32_t i = 0; i < KVT_STORE_GETS_MAX; i++)
+        if (store->get_slots[i].op) store->get_slots[i].op->status = KVT_SHUTDOWN;
+    if (store->big) store->big->status = KVT_SHUTDOWN;
+    for (uint32_t e = 0; e < store->extent_count; e++)
+        for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
+            store->extents[e].ops[i]->status = KVT_SHUTDOWN;
+}
+
+void kvt_store_close(struct kvt_store **store_pointer)
+{
+    struct kvt_store *store = *store_pointer;
+    if (!store) return;
+    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
+    pthread_mutex_lock(&store->lock);
+    store->is_closing = true;
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->ops_unfinished > 0 && wait_for_change(store, &patience)) {}
+    const bool is_drained = store->ops_unfinished == 0;
+    pthread_mutex_unlock(&store->lock);
+    if (is_drained && kvt_store_sync(store) != KVT_OK)
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: the last records could not be made durable", store->path);
+    if (store->has_thread) {
+        pthread_mutex_lock(&store->lock);
+        store->is_stopping = true;
+        unlock_and_kick(store);
+        (void)pthread_join(store->thread, NULL);
+    }
+    if (!is_drained) abandon_ops(store);
+    close_parts(store);
+    *store_pointer = NULL;
+}
+
+/* ---- Ops --------------------------------------------------------------------------------------------------------------- */
+
+uint32_t kvt_store_length_max(const struct kvt_store *store)
+{
+    return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment);
+}
+
+static void queue_op(struct kvt_op_queue *queue, struct kvt_store_op *op)
+{
+    op->next = NULL;
+    if (queue->tail)
+        queue->tail->next = op;
+    else
+        queue->head = op;
+    queue->tail = op;
+}
+
+/* Under the lock. The queue is bounded by what the disk still has to write; one record always goes. */
+static bool accepts_put(struct kvt_store *store, const struct kvt_store_op *op)
+{
+    if (op->length > kvt_store_length_max(store)) return false;
+    if (store->queued_bytes > 0 && store->queued_bytes + op->length > store->queue_bytes_max) return false;
+    return store->paused_until_ns == 0 || kvt_env_now_ns(&store->env) >= store->paused_until_ns;
+}
+
+static bool accept(struct kvt_store *store, struct kvt_store_op *op)
+{
+    if (store->is_closing || store->ops_outstanding >= store->queue_depth) return false;
+    op->os_errno = 0;
+    op->ret_length = op->ret_form = op->ret_tokens = 0;
+    op->ret_generation = op->ret_link_ns = 0;
+    if (op->kind == KVT_STORE_PUT) {
+        if (!accepts_put(store, op)) {
+            store->stats.refused++;
+            return false;
+        }
+        *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch, .sequence = ++store->record_sequence,
+                                                     .phase = (uint8_t)store->phase };
+        store->phase_pending[store->phase]++;
+        store->queued_bytes += op->length;
+        queue_op(&store->puts, op);
+    } else {
+        queue_op((op->flags & KVT_STORE_URGENT) ? &store->urgent_gets : &store->gets, op);
+    }
+    store->ops_outstanding++;
+    store->ops_unfinished++;
+    return true;
+}
+
+uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *ops, uint32_t n)
+{
+    uint32_t accepted = 0;
+    pthread_mutex_lock(&store->lock);
+    for (; accepted < n; accepted++) {
+        struct kvt_store_op *op = ops[accepted];
+        KVT_ASSERT(op->kind == KVT_STORE_PUT || op->kind == KVT_STORE_GET);
+        KVT_ASSERT(op->buffer || op->length == 0);
+        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->length > 0));
+        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->form <= KVT_STORE_FORM_MAX));
+        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->tokens <= UINT16_MAX));
+        if (!accept(store, op)) break;
+    }
+    unlock_and_kick(store);
+    return accepted;
+}
+
+uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done, uint32_t max)
+{
+    drive(store);
+    uint32_t count = 0;
+    pthread_mutex_lock(&store->lock);
+    while (count < max && store->done.head) {
+        struct kvt_store_op *op = store->done.head;
+        store->done.head = op->next;
+        if (!store->done.head) store->done.tail = NULL;
+        op->next = NULL;
+        ret_done[count++] = op;
+    }
+    KVT_ASSERT(store->ops_outstanding >= count);
+    store->ops_outstanding -= count;
+    if (!store->done.head) {
+        eventfd_t ignored;
+        (void)eventfd_read(store->event, &ignored);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+int kvt_store_eventfd(struct kvt_store *store) { return store->event; }
+
+bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
+{
+    struct patience patience = patience_for(timeout_ns);
+    drive(store);
+    pthread_mutex_lock(&store->lock);
+    while (!store->done.head && wait_for_change(store, &patience)) {}
+    const bool has_something = store->done.head != NULL;
+    pthread_mutex_unlock(&store->lock);
+    return has_something;
+}
+
+/* ---- From memory ----------------------------------------------------------------------------------------------------- */
+
+uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n, bool *ret_exists)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&store->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        ret_exists[i] = kvt_store_index_find(&store->index, kvt_name_of(&names[i])) != NULL;
+        count += ret_exists[i];
+    }
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+uint32_t kvt_store_delete(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&store->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(&names[i]));
+        if (!entry) continue;
+        kvt_store_entry_count(store, entry, -1); /* the caller drops it: nothing is lost that would have to be told */
+        kvt_store_index_remove(&store->index, entry);
+        count++;
+    }
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+static void describe(const struct kvt_store_entry *entry, struct kvt_store_found *ret_found)
+{
+    *ret_found = (struct kvt_store_found){ .generation = entry->generation, .length = entry->length, .form = entry->form,
+                                           .tokens = entry->tokens };
+}
+
+bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
+{
+    pthread_mutex_lock(&store->lock);
+    const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
+    if (entry) describe(entry, ret_found);
+    pthread_mutex_unlock(&store->lock);
+    return entry != NULL;
+}
+
+bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
+{
+    pthread_mutex_lock(&store->lock);
+    struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
+    const bool is_held = entry && entry->holds < KVT_STORE_HOLDS_MAX;
+    if (is_held) {
+        kvt_store_entry_count(store, entry, -1);
+        entry->holds++;
+        kvt_store_entry_count(store, entry, 1);
+        describe(entry, ret_found);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return is_held;
+}
+
+void kvt_store_release(struct kvt_store *store, const struct kvt_store_name *name)
+{
+    pthread_mutex_lock(&store->lock);
+    struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
+    if (entry && entry->holds > 0) { /* a lost record's holds are gone with it */
+        kvt_store_entry_count(store, entry, -1);
+        entry->holds--;
+        kvt_store_entry_count(store, entry, 1);
+    }
+    pthread_mutex_unlock(&store->lock);
+}
+
+uint32_t kvt_store_poll_lost(struct kvt_store *store, struct kvt_store_name *ret_names, uint32_t max)
+{
+    pthread_mutex_lock(&store->lock);
+    const uint32_t count = kvt_store_index_take_lost(&store->index, (struct kvt_name *)(void *)ret_names, max);
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+/* ---- Durability ------------------------------------------------------------------------------------------------------ */
+
+/* Under the lock. Waits for a run of the syncer that starts from now on. */
+static enum kvt_status sync_run(struct kvt_store *store, struct patience *patience)
+{
+    const uint64_t target = kvt_store_want_sync(store);
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->sync_finished < target)
+        if (!wait_for_change(store, patience)) return KVT_IO;
+    return store->sync_failed >= target ? KVT_IO : KVT_OK;
+}
+
+static enum kvt_status sync_locked(struct kvt_store *store)
+{
+    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
+    while (store->is_phase_taken)
+        if (!wait_for_change(store, &patience)) return KVT_IO;
+    /* Puts accepted from now on count for the other phase; the run starts when those before have been written. */
+    const uint32_t phase = store->phase;
+    store->is_phase_taken = true;
+    store->phase ^= 1;
+    bool is_written = true;
+    while (is_written && store->phase_pending[phase] > 0) is_written = wait_for_change(store, &patience);
+    const enum kvt_status status = is_written ? sync_run(store, &patience) : KVT_IO;
+    store->is_phase_taken = false;
+    if (!is_written) store->phase ^= 1;
+    (void)pthread_cond_broadcast(&store->changed);
+    return status;
+}
+
+enum kvt_status kvt_store_sync(struct kvt_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    const enum kvt_status status = sync_locked(store);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+enum kvt_status kvt_store_reset(struct kvt_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    /* From here on nothing of before is found or published; what follows makes it last. */
+    store->epoch++;
+    store->is_super_dirty = true;
+    for (uint64_t i = 0; i < store->index.capacity; i++)
+        if (store->index.entries[i].state == KVT_ENTRY_LIVE) kvt_store_entry_drop(store, &store->index.entries[i]);
+    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
+    const enum kvt_status status = sync_run(store, &patience);
+    pthread_mutex_unlock(&store->lock);
+    tell_news(store);
+    return status;
+}
+
+void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])
+{
+    const struct kvt_key key = kvt_key_digest(bytes, size);
+    ret_digest[0] = key.lo;
+    ret_digest[1] = key.hi;
+}
+
+void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
+{
+    pthread_mutex_lock(&store->lock);
+    *ret_stats = store->stats;
+    ret_stats->records = store->index.live;
+    ret_stats->index_bytes = store->index.capacity * sizeof *store->index.entries;
+    pthread_mutex_unlock(&store->lock);
+}

@@ -1,0 +1,165 @@
+#include <errno.h>
+#include <string.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "tiers/store_private.h"
+
+static void queue_push(struct kvt_store_io_queue *queue, struct kvt_store_io *io)
+{
+    io->next = NULL;
+    if (queue->tail)
+        queue->tail->next = io;
+    else
+        queue->head = io;
+    queue->tail = io;
+}
+
+static void enqueue(struct kvt_store *store, struct kvt_store_io *io)
+{
+    queue_push(io->op.is_urgent ? &store->urgent_io : &store->normal_io, io);
+}
+
+void kvt_store_io_start(struct kvt_store *store, struct kvt_store_io *io, enum kvt_io_kind kind, int file, uint64_t offset,
+                        void *buffer, uint32_t size, bool is_urgent, kvt_store_io_fn complete, void *owner)
+{
+    KVT_ASSERT(!io->is_busy);
+    *io = (struct kvt_store_io){
+        .op = { .kind = kind, .file = file, .offset = offset, .buffer = buffer, .size = size, .is_urgent = is_urgent },
+        .size = size, .is_busy = true, .complete = complete, .owner = owner };
+    enqueue(store, io);
+    store->has_moved = true;
+}
+
+/* False: the queue of the block I/O is full. */
+static bool pump(struct kvt_store *store, struct kvt_store_io_queue *queue)
+{
+    while (queue->head) {
+        struct kvt_store_io *io = queue->head;
+        io->op.tag = 0;
+        if (store->io->ops->submit(store->io, &io->op) != KVT_OK) return false;
+        store->io_in_flight++;
+        queue->head = io->next;
+        if (!queue->head) queue->tail = NULL;
+    }
+    return true;
+}
+
+void kvt_store_io_pump(struct kvt_store *store)
+{
+    if (pump(store, &store->urgent_io)) (void)pump(store, &store->normal_io);
+}
+
+/* True: a part is left and was queued again. */
+static bool goes_on(struct kvt_store *store, struct kvt_store_io *io)
+{
+    const struct kvt_io_op *op = &io->op;
+    if (op->ret_bytes < 0 || op->kind == KVT_IO_SYNC) {
+        io->error = op->ret_bytes < 0 ? -op->ret_bytes : 0;
+        return false;
+    }
+    if ((uint32_t)op->ret_bytes == op->size) {
+        io->done_bytes = io->size;
+        return false;
+    }
+    pthread_mutex_lock(&store->lock);
+    store->stats.short_transfers++;
+    pthread_mutex_unlock(&store->lock);
+    /* What is finished later must be aligned like everything; no whole unit, or more than was asked, is a failure. */
+    const uint32_t moved = (uint32_t)op->ret_bytes & ~(store->alignment - 1);
+    if (moved == 0 || moved > op->size) {
+        io->error = EIO;
+        return false;
+    }
+    io->done_bytes += moved;
+    io->op.offset += moved;
+    io->op.buffer = (uint8_t *)io->op.buffer + moved;
+    io->op.size -= moved;
+    enqueue(store, io);
+    return true;
+}
+
+void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
+{
+    enum { BATCH = 32 };
+    struct kvt_io_op *done[BATCH];
+    const uint32_t count = store->io->ops->poll(store->io, done, BATCH, wait_ns);
+    for (uint32_t i = 0; i < count; i++) {
+        struct kvt_store_io *io = (struct kvt_store_io *)(void *)((uint8_t *)done[i] - offsetof(struct kvt_store_io, op));
+        KVT_ASSERT(io->is_busy);
+        KVT_ASSERT(store->io_in_flight > 0);
+        store->io_in_flight--;
+        store->has_moved = true;
+        io->link_ns += io->op.ret_ns;
+        if (goes_on(store, io)) continue;
+        io->is_busy = false;
+        io->complete(store, io);
+    }
+}
+
+static void nothing(struct kvt_store *store, struct kvt_store_io *io)
+{
+    (void)store;
+    (void)io;
+}
+
+int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+{
+    enum { ROUNDS_MAX = 10000 };
+    struct kvt_store_io *io = &store->header_io;
+    kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, nothing, NULL);
+    const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
+    for (uint32_t round = 0; io->is_busy; round++) {
+        if (store->has_thread ? kvt_env_now_ns(&store->env) > deadline : round > ROUNDS_MAX) return ETIME;
+        kvt_store_io_pump(store);
+        kvt_store_io_collect(store, 10000000);
+    }
+    return io->error;
+}
+
+/*
+ * One region: 64 KiB for headers, footers and summaries, then the extents, then the area that gets are read into.
+ */
+enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes)
+{
+    enum { META_BYTES = 65536 };
+    staging_bytes &= ~(uint64_t)(KVT_STORE_BLOCK_BYTES - 1);
+    store->memory = kvt_table_map(staging_bytes);
+    if (!store->memory) return KVT_NOMEM;
+    store->memory_bytes = staging_bytes;
+    store->super_buffer = store->memory;
+    store->header_buffer = store->memory + KVT_STORE_BLOCK_BYTES;
+    store->footer_buffer = store->memory + 2 * KVT_STORE_BLOCK_BYTES;
+    store->summary_buffer = store->memory + 3 * KVT_STORE_BLOCK_BYTES;
+    store->summary_buffer_bytes = META_BYTES - 3 * KVT_STORE_BLOCK_BYTES;
+
+    const uint64_t rest = staging_bytes - META_BYTES;
+    const uint64_t write_bytes = kvt_max_u64(rest / 2, 512 * KVT_KIB);
+    const uint64_t extent_bytes = kvt_min_u64(kvt_max_u64(write_bytes / 4, 256 * KVT_KIB), 2 * KVT_MIB);
+    store->extent_bytes = (uint32_t)(extent_bytes & ~(uint64_t)(KVT_STORE_BLOCK_BYTES - 1));
+    store->extent_count = (uint32_t)kvt_min_u64(write_bytes / store->extent_bytes, KVT_STORE_EXTENTS_MAX);
+    KVT_ASSERT(store->extent_count >= 2);
+
+    store->read_area = store->memory + META_BYTES + (uint64_t)store->extent_count * store->extent_bytes;
+    const uint64_t read_bytes = rest - (uint64_t)store->extent_count * store->extent_bytes;
+    store->read_unit_count = (uint32_t)(read_bytes / KVT_STORE_READ_UNIT);
+    KVT_ASSERT(store->read_unit_count >= 4);
+    store->read_piece_bytes = store->read_unit_count / 2 * KVT_STORE_READ_UNIT;
+
+    store->extents = kvt_alloc(store->extent_count, sizeof *store->extents);
+    store->read_units = kvt_alloc(store->read_unit_count, 1);
+    store->get_slots = kvt_alloc(KVT_STORE_GETS_MAX, sizeof *store->get_slots);
+    if (!store->extents || !store->read_units || !store->get_slots) return KVT_NOMEM;
+    for (uint32_t i = 0; i < store->extent_count; i++)
+        store->extents[i].buffer = store->memory + META_BYTES + (uint64_t)i * store->extent_bytes;
+    return KVT_OK;
+}
+
+void kvt_store_memory_done(struct kvt_store *store)
+{
+    kvt_free(store->get_slots);
+    kvt_free(store->read_units);
+    kvt_free(store->extents);
+    kvt_table_unmap(store->memory, store->memory_bytes);
+}

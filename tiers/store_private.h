@@ -1,0 +1,355 @@
+/*
+ * store_private: the inside of a store, shared by the store_*.c files and nobody else.
+ *
+ * One I/O thread owns everything that touches the disk: the log, the extents, the gets in flight. Callers queue
+ * ops and read the index. What both touch is under `lock` and is marked so; nothing is copied, summed or submitted with
+ * the lock held. In a single-threaded env there is no thread, and poll, wait, sync, reset and close drive the same step.
+ *
+ *     submit -> queues -> step: completions, reads, reclaim, closing, syncing, placing puts -> I/O
+ *                          |
+ *     poll   <- done list <-
+ *
+ * Files:  store_io.c     ops of the block I/O: short transfers finished, reads first; memory for I/O
+ *         store_log.c    segments, placing puts into extents, closing a segment, syncing
+ *         store_reclaim.c  making room: the oldest segment, what is copied forward
+ *         store_read.c   gets
+ *         store_recover.c  the directory, the superblock, what is found at open
+ *         store.c        public calls, the step, the thread
+ */
+#ifndef KVT_TIERS_STORE_PRIVATE_H
+#define KVT_TIERS_STORE_PRIVATE_H
+
+#include <pthread.h>
+
+#include "kvtier/store.h"
+#include "runtime/base/env.h"
+#include "runtime/base/status.h"
+#include "tiers/block_io.h"
+#include "tiers/store_format.h"
+#include "tiers/store_index.h"
+
+#define KVT_STORE_NONE          UINT32_MAX
+#define KVT_STORE_EXTENTS_MAX   16
+#define KVT_STORE_EXTENT_OPS    256 /* puts that end or begin in one extent */
+#define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
+#define KVT_STORE_GETS_MAX      64  /* being read at once */
+#define KVT_STORE_READ_UNIT     16384u
+#define KVT_STORE_PAUSE_NS      1000000000u  /* after ENOSPC */
+#define KVT_STORE_DEADLINE_NS   30000000000u /* of sync, reset, and draining at close */
+#define KVT_STORE_FILE_SLACK    4096u        /* what a file system may add to a segment file */
+
+/* ---- Ops of the block I/O ------------------------------------------------------------------------------------- */
+
+struct kvt_store_io;
+typedef void (*kvt_store_io_fn)(struct kvt_store *store, struct kvt_store_io *io);
+
+struct kvt_store_io {
+    struct kvt_io_op op; /* the part that is still to do */
+    uint32_t size;       /* the whole */
+    uint32_t done_bytes;
+    int error;           /* errno, 0 when all of it was moved */
+    bool is_busy;        /* queued or in flight */
+    uint64_t link_ns;
+    kvt_store_io_fn complete;
+    void *owner;
+    struct kvt_store_io *next;
+};
+
+struct kvt_store_io_queue { struct kvt_store_io *head, *tail; };
+
+/* ---- Segments --------------------------------------------------------------------------------------------------- */
+
+enum kvt_segment_state {
+    KVT_SEGMENT_ABSENT,    /* no file */
+    KVT_SEGMENT_FREE,      /* a file whose records are all dead */
+    KVT_SEGMENT_OPEN,      /* the one that is appended to */
+    KVT_SEGMENT_CLOSING,   /* full; its summary is being written */
+    KVT_SEGMENT_CLOSED,
+    KVT_SEGMENT_RECLAIMED  /* what is kept of it is being copied forward */
+};
+
+struct kvt_segment {
+    /* The I/O thread's. */
+    enum kvt_segment_state state;
+    int file;
+    uint32_t summary;        /* open and closing: which summary array lists its records; else NONE */
+    uint32_t entry_count;    /* in the summary */
+    uint32_t writes;         /* in flight */
+    uint64_t sequence;
+    uint64_t epoch;
+    uint64_t data_end;       /* where the next record goes */
+    uint64_t allocated_bytes;
+    bool is_dirty;           /* written since its last sync was submitted */
+    /* shared: under the lock */
+    uint32_t records;        /* live in it */
+    uint32_t readers;        /* gets in flight */
+    uint64_t live_bytes, held_bytes;
+};
+
+/* ---- Puts -------------------------------------------------------------------------------------------------------- */
+
+/* Lies in kvt_store_op.private_words. */
+struct kvt_put_state {
+    uint64_t epoch;
+    uint64_t sequence;
+    uint32_t segment;
+    uint32_t offset_units;
+    uint32_t summary_index;
+    uint32_t pieces;    /* extents that still have to come back, and one while it is being placed */
+    uint64_t link_ns;
+    int32_t error;      /* errno of a failed piece */
+    uint8_t phase;      /* which sync waits for it */
+};
+_Static_assert(sizeof(struct kvt_put_state) <= sizeof(((struct kvt_store_op *)0)->private_words), "put state fits");
+
+static inline struct kvt_put_state *kvt_put_state(struct kvt_store_op *op)
+{
+    return (struct kvt_put_state *)(void *)op->private_words;
+}
+
+struct kvt_op_queue { struct kvt_store_op *head, *tail; };
+
+/* A record on its way from a victim to the open segment. */
+struct kvt_move {
+    struct kvt_name name;
+    uint64_t source_offset, target_offset;
+    uint64_t sequence, generation;
+    uint32_t length, stored;
+    uint32_t summary_index;
+    uint32_t buffer_at;     /* where it lies in the extent */
+    bool is_good;
+    struct kvt_store_io read;
+};
+
+enum kvt_extent_state { KVT_EXTENT_FREE, KVT_EXTENT_FILLING, KVT_EXTENT_WRITING, KVT_EXTENT_READING };
+
+/* A write of consecutive bytes of one segment. */
+struct kvt_extent {
+    enum kvt_extent_state state;
+    struct kvt_store_io io;
+    uint8_t *buffer;
+    uint32_t segment;
+    uint64_t offset;
+    uint32_t fill;
+    bool is_retried;         /* after ENOSPC */
+    uint32_t op_count;
+    struct kvt_store_op *ops[KVT_STORE_EXTENT_OPS];
+    /* Copying forward. */
+    uint32_t move_count, reads_pending;
+    struct kvt_move moves[KVT_STORE_MOVES_MAX];
+    bool is_piecewise;       /* one record larger than an extent, piece by piece */
+    uint64_t piece_at;
+    uint32_t piece_crc, wanted_crc;
+};
+
+struct kvt_get {
+    struct kvt_store_io io;
+    struct kvt_store_op *op; /* NULL: free */
+    uint64_t epoch;
+    uint32_t segment;
+    uint64_t segment_sequence;
+    struct kvt_store_entry entry; /* as it was found */
+    uint8_t *buffer;
+    uint32_t unit, unit_count;
+    uint32_t stored, at, piece;
+    uint32_t crc;            /* of the payload so far */
+    uint64_t link_ns;
+    struct kvt_record_header header;
+};
+
+enum kvt_closer_stage { KVT_CLOSER_IDLE, KVT_CLOSER_WRITES, KVT_CLOSER_SYNC, KVT_CLOSER_SUMMARY, KVT_CLOSER_FOOTER, KVT_CLOSER_DONE };
+
+enum kvt_reclaim_stage { KVT_RECLAIM_IDLE, KVT_RECLAIM_COPY, KVT_RECLAIM_READERS, KVT_RECLAIM_SYNC };
+
+/* What copying forward knows of a record before it starts. */
+struct kvt_kept { struct kvt_name name; uint64_t offset; uint32_t stored; };
+
+enum kvt_syncer_stage { KVT_SYNCER_IDLE, KVT_SYNCER_SUPER_WRITE, KVT_SYNCER_SUPER_SYNC, KVT_SYNCER_SEGMENTS };
+
+struct kvt_store {
+    /* Fixed at open. */
+    struct kvt_env env;
+    char *path;
+    int directory, lock_file;
+    uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
+    uint32_t queue_depth;
+    uint64_t segment_bytes;
+    uint32_t segment_slots;  /* length of `segments` */
+    uint32_t segments_max;   /* files at once */
+    uint32_t entries_max;    /* records in a segment */
+    uint32_t alignment;
+    uint64_t store_id;
+    bool has_thread;
+    struct kvt_block_io_facts facts;
+    void (*wake)(void *user);
+    void *wake_user;
+    int event;
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+
+    /* shared: under the lock */
+    struct kvt_store_index index;
+    struct kvt_op_queue puts, gets, urgent_gets, done;
+    uint32_t ops_outstanding;       /* accepted, not yet handed back */
+    uint32_t ops_unfinished;        /* accepted, not yet on the done list */
+    uint64_t queued_bytes;
+    uint64_t record_sequence;
+    uint64_t epoch;
+    uint64_t paused_until_ns;
+    uint32_t phase, phase_pending[2];
+    bool is_phase_taken;            /* a sync waits for the other phase */
+    uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
+    bool is_super_dirty;
+    bool is_closing, is_stopping, is_asleep, has_news;
+    struct kvt_store_stats stats;
+
+    /* The I/O thread's (any one thread before it starts and after it ended). */
+    struct kvt_block_io *io;
+    struct kvt_store_io_queue urgent_io, normal_io;
+    uint32_t io_in_flight;
+    bool has_moved;                 /* this step did something */
+    uint8_t *memory;
+    uint64_t memory_bytes;
+    uint8_t *header_buffer, *footer_buffer, *super_buffer, *summary_buffer;
+    uint32_t summary_buffer_bytes;
+    uint32_t extent_bytes, extent_count;
+    struct kvt_extent *extents;
+    struct kvt_extent *filling;
+    uint8_t *read_area;
+    uint8_t *read_units;            /* 1: taken */
+    uint32_t read_unit_count, read_piece_bytes;
+    struct kvt_get *get_slots;
+    uint32_t gets_active;
+
+    struct kvt_segment *segments;
+    uint64_t allocated_fixed;       /* everything but our segments */
+    uint64_t allocated_bytes;
+    uint64_t segment_sequence;      /* of the last one opened */
+    uint32_t open_segment;
+    uint32_t free_count, file_count;
+    uint64_t grow_after_ns;         /* no new file before that */
+    struct kvt_summary_entry *summaries[2];
+    bool is_summary_taken[2];
+    struct kvt_store_io header_io;
+    uint32_t header_segment, header_tries;
+    struct kvt_store_op *big;       /* a put larger than an extent, being placed */
+    uint64_t big_at;
+    struct kvt_record_header big_header;
+
+    struct {
+        enum kvt_closer_stage stage;
+        uint32_t segment;
+        uint64_t at;                /* bytes of the summary written */
+        struct kvt_store_io io;
+    } closer;
+    struct {
+        enum kvt_reclaim_stage stage;
+        uint32_t victim;
+        struct kvt_kept *kept;
+        uint32_t kept_count, next;
+        uint32_t extents_busy;
+        uint64_t reserve_bytes;     /* of the open segment, for what is still to be copied */
+        uint32_t reserve_count;
+        uint64_t run;               /* the sync that must be through */
+        uint64_t epoch;
+    } reclaim;
+    struct {
+        enum kvt_syncer_stage stage;
+        uint32_t segment;
+        uint32_t copy;              /* of the superblock */
+        uint64_t super_epoch;
+        bool has_failed;
+        struct kvt_store_io io;
+    } syncer;
+    int super_file;
+    uint64_t super_sequence;
+};
+
+/* ---- store_io.c --------------------------------------------------------------------------------------------------- */
+
+/* Queues an op; complete comes from a later kvt_store_io_collect, once, with io->error set. */
+void kvt_store_io_start(struct kvt_store *store, struct kvt_store_io *io, enum kvt_io_kind kind, int file, uint64_t offset,
+                        void *buffer, uint32_t size, bool is_urgent, kvt_store_io_fn complete, void *owner);
+void kvt_store_io_pump(struct kvt_store *store);
+void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns);
+/* Does one op and waits for it; before the thread starts. Returns errno, ETIME when it did not come back. */
+int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size);
+
+KVT_NODISCARD enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes);
+void kvt_store_memory_done(struct kvt_store *store);
+
+/* ---- store_log.c -------------------------------------------------------------------------------------------------- */
+
+void kvt_segment_name(uint32_t index, char ret_name[24]);
+bool kvt_record_header_is_valid(const struct kvt_store *store, const struct kvt_record_header *header, uint64_t epoch,
+                                uint64_t segment_sequence, uint64_t offset);
+void kvt_record_header_seal(struct kvt_record_header *header);
+
+/* Under the lock. The entry leaves the index; a held one is lost and will be told. */
+void kvt_store_entry_drop(struct kvt_store *store, struct kvt_store_entry *entry);
+/* Under the lock. Adds (sign 1) or takes (-1) the entry from its segment's counters. */
+void kvt_store_entry_count(struct kvt_store *store, const struct kvt_store_entry *entry, int sign);
+
+/* What can be had of the open segment for one record of `stored` bytes, beside what is reserved. */
+bool kvt_store_has_room(const struct kvt_store *store, uint64_t stored, uint64_t reserve_bytes, uint32_t reserve_count);
+/* Appends: sets the place and lists it in the summary. Returns the summary's index. */
+uint32_t kvt_store_append(struct kvt_store *store, const struct kvt_summary_entry *entry, uint32_t stored, uint64_t *ret_offset);
+void kvt_store_summary_strike(struct kvt_store *store, uint32_t segment, uint32_t summary_index);
+
+struct kvt_extent *kvt_store_extent_take(struct kvt_store *store);
+void kvt_store_extent_write(struct kvt_store *store, struct kvt_extent *extent, kvt_store_io_fn complete);
+
+/* Lock taken inside. */
+void kvt_store_finish(struct kvt_store *store, struct kvt_store_op *op, enum kvt_status status, int os_errno);
+void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, enum kvt_status status, int os_errno);
+
+void kvt_store_place_puts(struct kvt_store *store);
+void kvt_store_closer_step(struct kvt_store *store);
+void kvt_store_syncer_step(struct kvt_store *store);
+/* Asks for a run of the syncer that starts after now; returns its number. Under the lock. */
+uint64_t kvt_store_want_sync(struct kvt_store *store);
+
+/* Makes a file for a segment that has none. False, with errno: not now. */
+bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno);
+void kvt_segment_remove(struct kvt_store *store, uint32_t index);
+uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
+
+/* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
+
+enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_ADVANCE_NOSPACE };
+
+/* Makes the open segment one that has room for `stored` bytes. */
+enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored);
+void kvt_store_reclaim_step(struct kvt_store *store);
+
+/* ---- store_read.c ------------------------------------------------------------------------------------------------- */
+
+void kvt_store_start_gets(struct kvt_store *store);
+
+/* ---- store_recover.c ---------------------------------------------------------------------------------------------- */
+
+struct kvt_store_error { char *text; size_t size; };
+enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+KVT_NODISCARD enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error);
+void kvt_store_directory_close(struct kvt_store *store);
+KVT_NODISCARD enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error);
+void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block);
+
+/* ---- store.c ------------------------------------------------------------------------------------------------------- */
+
+/* As kvt_store_open; wake is called, from the I/O thread, when poll or poll_lost has something. */
+KVT_NODISCARD enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env,
+                                                  void (*wake)(void *user), void *wake_user, struct kvt_store **ret_store,
+                                                  char *ret_error, size_t error_bytes);
+
+static inline const struct kvt_name *kvt_name_of(const struct kvt_store_name *name)
+{
+    return (const struct kvt_name *)(const void *)name;
+}
+_Static_assert(sizeof(struct kvt_name) == sizeof(struct kvt_store_name), "one layout");
+
+#endif

@@ -1,0 +1,211 @@
+/*
+ * Gets. A record is read into the read area, checked there (store_format.h, rules 1 to 5), and only then copied to the caller.
+ * One that is larger than half of the area is read in pieces: each is copied as it comes, and OK is said only when
+ * the checksum of all of it holds.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/crc32c.h"
+#include "tiers/store_private.h"
+
+/* First fit; NULL: no room. */
+static uint8_t *area_take(struct kvt_store *store, uint32_t bytes, uint32_t *ret_unit, uint32_t *ret_count)
+{
+    const uint32_t wanted = (uint32_t)(kvt_align_up(bytes, KVT_STORE_READ_UNIT) / KVT_STORE_READ_UNIT);
+    uint32_t run = 0;
+    for (uint32_t i = 0; i < store->read_unit_count; i++) {
+        run = store->read_units[i] ? 0 : run + 1;
+        if (run < wanted) continue;
+        *ret_unit = i + 1 - wanted;
+        *ret_count = wanted;
+        memset(store->read_units + *ret_unit, 1, wanted);
+        return store->read_area + (uint64_t)*ret_unit * KVT_STORE_READ_UNIT;
+    }
+    return NULL;
+}
+
+/* Under the lock. The record that the get found is still the one in the index. */
+static struct kvt_store_entry *same_entry(struct kvt_store *store, const struct kvt_get *get)
+{
+    struct kvt_store_entry *entry = kvt_store_index_find(&store->index, &get->entry.name);
+    if (!entry || entry->segment != get->entry.segment || entry->offset_units != get->entry.offset_units) return NULL;
+    return entry->sequence == get->entry.sequence ? entry : NULL;
+}
+
+static void get_finish(struct kvt_store *store, struct kvt_get *get, enum kvt_status status, int os_errno)
+{
+    struct kvt_store_op *op = get->op;
+    memset(store->read_units + get->unit, 0, get->unit_count);
+    op->ret_link_ns = get->link_ns;
+    pthread_mutex_lock(&store->lock);
+    KVT_ASSERT(store->segments[get->segment].readers > 0);
+    store->segments[get->segment].readers--;
+    if (get->epoch != store->epoch) {
+        status = KVT_NOTFOUND; /* a reset came in between */
+        store->stats.misses++;
+    } else {
+        struct kvt_store_entry *entry = same_entry(store, get);
+        if (status == KVT_OK && entry) entry->is_hit = 1;
+        /* What failed once is forgotten, so that the next lookup says no and the next put heals it. */
+        if (status != KVT_OK && entry) kvt_store_entry_drop(store, entry);
+        if (status == KVT_CORRUPT) store->stats.corrupt++;
+        if (status == KVT_IO) store->stats.read_errors++;
+    }
+    if (status == KVT_OK) {
+        op->ret_length = get->entry.length;
+        op->ret_form = get->entry.form;
+        op->ret_tokens = get->entry.tokens;
+        op->ret_generation = get->entry.generation;
+    }
+    kvt_store_finish_locked(store, op, status, os_errno);
+    pthread_mutex_unlock(&store->lock);
+    if (status == KVT_CORRUPT || status == KVT_IO)
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: a record of %u bytes %s, serving a miss", store->path, get->entry.length,
+                status == KVT_IO ? strerror(os_errno) : "failed its check");
+    get->op = NULL;
+    store->gets_active--;
+}
+
+static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io);
+
+static void get_piece_start(struct kvt_store *store, struct kvt_get *get)
+{
+    get->piece = kvt_min_u32(store->read_piece_bytes, get->stored - get->at);
+    kvt_store_io_start(store, &get->io, KVT_IO_READ, store->segments[get->segment].file,
+                       (uint64_t)get->entry.offset_units * KVT_STORE_UNIT_BYTES + get->at, get->buffer, get->piece,
+                       (get->op->flags & KVT_STORE_URGENT) != 0, get_piece_done, get);
+}
+
+static bool get_header_check(const struct kvt_store *store, const struct kvt_get *get)
+{
+    const struct kvt_record_header *header = &get->header;
+    const struct kvt_store_entry *entry = &get->entry;
+    return kvt_record_header_is_valid(store, header, get->epoch, get->segment_sequence,
+                                      (uint64_t)entry->offset_units * KVT_STORE_UNIT_BYTES)
+        && kvt_name_equal(&header->name, kvt_name_of(&get->op->name)) && header->generation == entry->generation
+        && header->length == entry->length && header->sequence == entry->sequence && header->tokens == entry->tokens
+        && header->form == entry->form;
+}
+
+static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
+{
+    struct kvt_get *get = io->owner;
+    get->link_ns += io->link_ns;
+    pthread_mutex_lock(&store->lock);
+    store->stats.read_bytes += io->done_bytes;
+    pthread_mutex_unlock(&store->lock);
+    if (io->error) {
+        get_finish(store, get, KVT_IO, io->error);
+        return;
+    }
+    const uint8_t *bytes = get->buffer;
+    uint64_t payload_at = get->at;
+    uint32_t skip = 0;
+    if (get->at == 0) {
+        memcpy(&get->header, bytes, sizeof get->header);
+        if (!get_header_check(store, get)) {
+            get_finish(store, get, KVT_CORRUPT, 0);
+            return;
+        }
+        skip = sizeof get->header;
+    } else {
+        payload_at -= sizeof get->header;
+    }
+    const uint64_t left = get->entry.length - payload_at;
+    const uint32_t size = (uint32_t)kvt_min_u64(get->piece - skip, left);
+    uint8_t *target = (uint8_t *)get->op->buffer + payload_at;
+    const bool is_whole = get->piece == get->stored;
+    if (is_whole)
+        get->crc = kvt_crc32c(0, bytes + skip, size);
+    else
+        get->crc = kvt_crc32c_copy(get->crc, target, bytes + skip, size);
+    get->at += get->piece;
+    if (get->at < get->stored) {
+        get_piece_start(store, get);
+        return;
+    }
+    const bool is_good = get->crc == get->header.payload_crc;
+    if (is_good && is_whole) memcpy(target, bytes + skip, size);
+    get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
+}
+
+static struct kvt_op_queue *queue_of_next(struct kvt_store *store)
+{
+    if (store->urgent_gets.head) return &store->urgent_gets;
+    return store->gets.head ? &store->gets : NULL;
+}
+
+static void queue_pop(struct kvt_op_queue *queue)
+{
+    queue->head = queue->head->next;
+    if (!queue->head) queue->tail = NULL;
+}
+
+/* Under the lock. What can be said of a get without reading; OK: it must be read. */
+static enum kvt_status look_up(struct kvt_store *store, struct kvt_store_op *op, struct kvt_store_entry *ret_entry)
+{
+    const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(&op->name));
+    if (!entry || (!(op->flags & KVT_STORE_GENERATION_ANY) && entry->generation != op->generation)) {
+        store->stats.misses++;
+        return KVT_NOTFOUND;
+    }
+    if (entry->length > op->length) {
+        op->ret_length = entry->length;
+        return KVT_FULL;
+    }
+    *ret_entry = *entry;
+    return KVT_OK;
+}
+
+/* False: nothing queued, or no room for the next one. */
+static bool start_one(struct kvt_store *store, struct kvt_get *get)
+{
+    pthread_mutex_lock(&store->lock);
+    struct kvt_op_queue *queue = queue_of_next(store);
+    if (!queue) {
+        pthread_mutex_unlock(&store->lock);
+        return false;
+    }
+    struct kvt_store_op *op = queue->head;
+    const enum kvt_status status = look_up(store, op, &get->entry);
+    if (status != KVT_OK) {
+        queue_pop(queue);
+        kvt_store_finish_locked(store, op, status, 0);
+        pthread_mutex_unlock(&store->lock);
+        store->has_moved = true;
+        return true;
+    }
+    get->stored = (uint32_t)kvt_store_stored_bytes(get->entry.length, store->alignment);
+    get->buffer = area_take(store, kvt_min_u32(get->stored, store->read_piece_bytes), &get->unit, &get->unit_count);
+    if (!get->buffer) {
+        pthread_mutex_unlock(&store->lock);
+        return false;
+    }
+    queue_pop(queue);
+    get->op = op;
+    get->epoch = store->epoch;
+    get->segment = get->entry.segment;
+    store->segments[get->segment].readers++;
+    pthread_mutex_unlock(&store->lock);
+    get->segment_sequence = store->segments[get->segment].sequence;
+    get->at = get->crc = 0;
+    get->link_ns = 0;
+    store->gets_active++;
+    get_piece_start(store, get);
+    return true;
+}
+
+void kvt_store_start_gets(struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < KVT_STORE_GETS_MAX && store->gets_active < KVT_STORE_GETS_MAX;) {
+        if (store->get_slots[i].op) {
+            i++;
+            continue;
+        }
+        if (!start_one(store, &store->get_slots[i])) return;
+        if (store->get_slots[i].op) i++;
+    }
+}

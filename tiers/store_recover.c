@@ -1,0 +1,626 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <fts.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/mem.h"
+#include "runtime/base/rng.h"
+#include "tiers/store_private.h"
+
+#define SEGMENT_BYTES_MIN (64 * KVT_KIB)
+#define SEGMENT_BYTES_MAX (64 * KVT_MIB)
+#define SEGMENTS_MIN      4
+#define LOCK_NAME         "lock"
+#define SUPER_NAME        "superblock"
+
+enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status status, const char *format, ...)
+{
+    if (!error.text || error.size == 0) return status;
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(error.text, error.size, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+/* ---- The directory ------------------------------------------------------------------------------------------------- */
+
+static enum kvt_status check_path(const char *path, struct kvt_store_error error)
+{
+    if (!path || path[0] == '\0') return kvt_store_refuse(error, KVT_INVAL, "path is empty: a directory is needed");
+    const char *last = strrchr(path, '/');
+    last = last ? last + 1 : path;
+    if (strcmp(last, "..") == 0 || strcmp(last, ".") == 0 || last[0] == '\0')
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: its last component must name a directory of its own", path);
+    return KVT_OK;
+}
+
+static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_error error)
+{
+    struct stat status;
+    const char *path = store->path;
+    bool is_made = false;
+    if (lstat(path, &status) != 0) {
+        if (mkdir(path, 0700) == 0)
+            is_made = true;
+        else if (errno == ENOENT)
+            return kvt_store_refuse(error, KVT_INVAL, "path is %s: its parent directory must exist", path);
+        else if (errno != EEXIST)
+            return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be created: %s", path, strerror(errno));
+        if (lstat(path, &status) != 0)
+            return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+    }
+    if (S_ISLNK(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: a symlink is not followed", path);
+    if (!S_ISDIR(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: it must be a directory", path);
+    if (is_made && chmod(path, 0700) != 0) /* a umask may have taken bits away */
+        return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+    if (!is_made && (status.st_mode & 077) != 0)
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: mode %03o lets others in; files in it are 0600 all the same", path,
+                (unsigned)status.st_mode & 0777);
+    store->directory = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (store->directory < 0) return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+    return KVT_OK;
+}
+
+static enum kvt_status take_lock(struct kvt_store *store, struct kvt_store_error error)
+{
+    store->lock_file = openat(store->directory, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (store->lock_file < 0)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its lock file cannot be opened: %s", store->path, strerror(errno));
+    if (flock(store->lock_file, LOCK_EX | LOCK_NB) != 0)
+        return kvt_store_refuse(error, KVT_BUSY, "path is %s: another process has this store open, one at a time", store->path);
+    (void)fchmod(store->lock_file, 0600);
+    return KVT_OK;
+}
+
+static bool has_prefix(const char *name, const char *prefix) { return strncmp(name, prefix, strlen(prefix)) == 0; }
+
+/* The number of a segment's file name; NONE for anything else. */
+static uint32_t segment_of(const char *name)
+{
+    unsigned number;
+    char again[24];
+    if (sscanf(name, "segment-%6u", &number) != 1) return KVT_STORE_NONE;
+    kvt_segment_name(number, again);
+    return strcmp(name, again) == 0 ? number : KVT_STORE_NONE;
+}
+
+static bool is_ours(const char *name)
+{
+    return strcmp(name, LOCK_NAME) == 0 || has_prefix(name, SUPER_NAME) || has_prefix(name, "segment-") || has_prefix(name, ".kvtier-");
+}
+
+/*
+ * Removes what a crash left: names in our manner that are no segment below `slots` and not the superblock. Symlinks and files of
+ * an impossible size in the place of a segment go too.
+ */
+static void sweep(struct kvt_store *store, const char *name, const struct stat *status, uint32_t slots)
+{
+    const uint32_t index = segment_of(name);
+    if (strcmp(name, LOCK_NAME) == 0) return;
+    const bool is_plain = S_ISREG(status->st_mode);
+    if (strcmp(name, SUPER_NAME) == 0 && is_plain) return;
+    const bool is_fitting = (uint64_t)status->st_blocks * 512 <= store->segment_bytes + KVT_STORE_FILE_SLACK
+                         && (uint64_t)status->st_size <= store->segment_bytes;
+    if (index != KVT_STORE_NONE && index < slots && is_plain && is_fitting) return;
+    if (unlinkat(store->directory, name, 0) == 0) {
+        store->stats.swept_files++;
+        kvt_log(&store->env, KVT_LOG_INFO, "%s: swept %s", store->path, name);
+    } else {
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: %s is in the way and cannot be removed: %s", store->path, name, strerror(errno));
+        store->stats.foreign_bytes += (uint64_t)status->st_blocks * 512;
+        store->stats.foreign_files++;
+    }
+}
+
+/* Walks the directory as du does. Foreign files are counted; with slots > 0 ours are swept instead. */
+static enum kvt_status scan_directory(struct kvt_store *store, uint32_t slots, struct kvt_store_error error)
+{
+    char *const paths[] = { store->path, NULL };
+    FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
+    if (!walk) return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be listed: %s", store->path, strerror(errno));
+    for (FTSENT *entry = fts_read(walk); entry; entry = fts_read(walk)) {
+        if (entry->fts_level == 0 || entry->fts_info == FTS_DP || !entry->fts_statp) continue;
+        if (entry->fts_level == 1 && is_ours(entry->fts_name)) {
+            if (slots > 0 || has_prefix(entry->fts_name, ".kvtier-")) sweep(store, entry->fts_name, entry->fts_statp, slots);
+            continue;
+        }
+        if (slots > 0) continue;
+        store->stats.foreign_bytes += (uint64_t)entry->fts_statp->st_blocks * 512;
+        store->stats.foreign_files++;
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: %s is not ours: left alone, and counted", store->path, entry->fts_path);
+    }
+    (void)fts_close(walk);
+    return KVT_OK;
+}
+
+enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error)
+{
+    store->directory = store->lock_file = -1;
+    for (size_t n = strlen(store->path); n > 1 && store->path[n - 1] == '/'; n--) store->path[n - 1] = '\0';
+    KVT_TRY(check_path(store->path, error));
+    KVT_TRY(make_directory(store, error));
+    KVT_TRY(take_lock(store, error));
+    return scan_directory(store, 0, error);
+}
+
+void kvt_store_directory_close(struct kvt_store *store)
+{
+    if (store->lock_file >= 0) (void)close(store->lock_file);
+    if (store->directory >= 0) (void)close(store->directory);
+}
+
+/* ---- Geometry ------------------------------------------------------------------------------------------------------- */
+
+/* What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, foreign files. */
+static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
+{
+    struct stat status;
+    uint64_t directory = KVT_STORE_BLOCK_BYTES;
+    if (fstat(store->directory, &status) == 0) directory = kvt_max_u64(directory, (uint64_t)status.st_blocks * 512);
+    directory = kvt_max_u64(directory, kvt_align_up(slots * 32, KVT_STORE_BLOCK_BYTES));
+    return directory + 2 * KVT_STORE_BLOCK_BYTES + 16 * KVT_KIB + store->stats.foreign_bytes;
+}
+
+static uint64_t meta_bytes(uint64_t records)
+{
+    return 2 * KVT_STORE_BLOCK_BYTES + kvt_align_up(records * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
+}
+
+/* Segments are an eighth of the space, 64 MiB at most; and made to hold whole records when their size is known. */
+static uint64_t choose_segment_bytes(uint64_t usable, uint32_t record_bytes_max, uint32_t alignment)
+{
+    uint64_t bytes = kvt_min_u64(usable / 8, SEGMENT_BYTES_MAX);
+    bytes = kvt_max_u64(bytes, usable / KVT_STORE_SEGMENTS_MAX + 1); /* a file number has 16 bits */
+    bytes = kvt_max_u64(kvt_align_up(bytes, KVT_STORE_BLOCK_BYTES) - KVT_STORE_BLOCK_BYTES, SEGMENT_BYTES_MIN);
+    if (record_bytes_max == 0) return bytes;
+    const uint64_t stored = kvt_store_stored_bytes(record_bytes_max, alignment);
+    if (stored * 8 <= bytes) return bytes;
+    for (uint64_t records = 8; records > 0; records--) {
+        const uint64_t wanted = kvt_align_up(records * stored + meta_bytes(records), KVT_STORE_BLOCK_BYTES);
+        const uint64_t count = usable / (wanted + KVT_STORE_FILE_SLACK);
+        /* Several records a segment waste less of it; many segments waste less on the spare one. */
+        if (count >= (records > 1 ? 6 : SEGMENTS_MIN)) return kvt_max_u64(wanted, SEGMENT_BYTES_MIN);
+    }
+    return bytes;
+}
+
+static uint64_t segments_that_fit(const struct kvt_store *store, uint64_t segment_bytes)
+{
+    return kvt_min_u64(kvt_store_usable_bytes(store) / (segment_bytes + KVT_STORE_FILE_SLACK), KVT_STORE_SEGMENTS_MAX);
+}
+
+static void set_geometry(struct kvt_store *store, uint64_t segment_bytes)
+{
+    store->segment_bytes = segment_bytes;
+    store->segments_max = (uint32_t)segments_that_fit(store, segment_bytes);
+    store->entries_max = (uint32_t)kvt_min_u64(kvt_max_u64(segment_bytes / KVT_KIB, 16), 16384);
+}
+
+static uint64_t length_max(uint64_t segment_bytes)
+{
+    return segment_bytes - meta_bytes(1) - KVT_STORE_BLOCK_BYTES - sizeof(struct kvt_record_header);
+}
+
+static enum kvt_status new_geometry(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
+{
+    const uint64_t least = store->allocated_fixed + SEGMENTS_MIN * (SEGMENT_BYTES_MIN + KVT_STORE_FILE_SLACK);
+    if (store->capacity_bytes < least)
+        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: at least %llu are needed, for 4 segments and what else "
+                                "lies in the directory", (unsigned long long)store->capacity_bytes, (unsigned long long)least);
+    set_geometry(store, choose_segment_bytes(kvt_store_usable_bytes(store), record_bytes_max, store->alignment));
+    if (store->segments_max < SEGMENTS_MIN || record_bytes_max > length_max(store->segment_bytes))
+        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: it must hold 4 segments with a record of %u bytes each",
+                                (unsigned long long)store->capacity_bytes, record_bytes_max);
+    store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
+    return KVT_OK;
+}
+
+/* ---- Superblock ----------------------------------------------------------------------------------------------------- */
+
+void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block)
+{
+    struct kvt_superblock super = {
+        .magic = KVT_SUPERBLOCK_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .alignment = store->alignment,
+        .store_id = store->store_id, .sequence = sequence, .epoch = epoch, .segment_bytes = store->segment_bytes,
+        .segment_slots = store->segment_slots };
+    super.crc = kvt_crc32c(0, &super, offsetof(struct kvt_superblock, crc));
+    memset(block, 0, KVT_STORE_BLOCK_BYTES);
+    memcpy(block, &super, sizeof super);
+}
+
+static bool super_is_valid(const struct kvt_superblock *super)
+{
+    return super->magic == KVT_SUPERBLOCK_MAGIC && super->crc == kvt_crc32c(0, super, offsetof(struct kvt_superblock, crc))
+        && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment) && super->alignment >= 512
+        && super->alignment <= KVT_STORE_BLOCK_BYTES && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
+        && super->segment_bytes >= SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
+        && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
+}
+
+static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
+{
+    for (int copy = 0; copy < 2; copy++) {
+        store->super_sequence++;
+        kvt_store_superblock_fill(store, store->super_sequence, store->epoch, store->super_buffer);
+        int failed = kvt_store_io_now(store, KVT_IO_WRITE, store->super_file, (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES,
+                                      store->super_buffer, KVT_STORE_BLOCK_BYTES);
+        if (!failed) failed = kvt_store_io_now(store, KVT_IO_SYNC, store->super_file, 0, NULL, 0);
+        if (failed) return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path, strerror(failed));
+    }
+    return KVT_OK;
+}
+
+/* Finds the newest valid copy. *ret_copies: how many were valid and of one epoch. IO: it is there and cannot be read. */
+static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock *ret_super, int *ret_copies,
+                                  struct kvt_store_error error)
+{
+    int copies = 0, failed = 0;
+    struct kvt_superblock best = { 0 };
+    for (uint64_t copy = 0; copy < 2; copy++) {
+        const int os_errno = kvt_store_io_now(store, KVT_IO_READ, store->super_file, copy * KVT_STORE_BLOCK_BYTES,
+                                              store->super_buffer, KVT_STORE_BLOCK_BYTES);
+        struct kvt_superblock super;
+        memcpy(&super, store->super_buffer, sizeof super);
+        if (os_errno == ETIME) failed = os_errno;
+        if (os_errno || !super_is_valid(&super)) continue;
+        copies = copies > 0 && super.epoch != best.epoch ? 1 : copies + 1;
+        if (super.sequence > best.sequence) best = super;
+    }
+    if (copies == 0 && failed) return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be read: %s", store->path, strerror(failed));
+    *ret_super = best;
+    *ret_copies = copies;
+    return KVT_OK;
+}
+
+/* A new, empty store: with a new id nothing that lies in the directory is a record of it. */
+static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
+{
+    KVT_TRY(new_geometry(store, record_bytes_max, error));
+    for (uint32_t i = 0; i < store->segment_slots; i++) {
+        char name[24];
+        int ignored;
+        kvt_segment_name(i, name);
+        (void)store->io->ops->remove_file(store->io, name, &ignored);
+    }
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t drawn = store->env.clock_user || store->env.is_single_threaded
+                         ? kvt_env_now_ns(&store->env)
+                         : (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + (uint64_t)getpid();
+    store->store_id = kvt_mix64(store->store_id ^ kvt_mix64(store->env.seed ^ kvt_mix64(drawn)));
+    store->epoch++;
+    int os_errno;
+    const struct kvt_block_io_ops *ops = store->io->ops;
+    if (ops->allocate(store->io, store->super_file, 2 * KVT_STORE_BLOCK_BYTES, &os_errno) != KVT_OK)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be allocated: %s", store->path, strerror(os_errno));
+    KVT_TRY(supers_write(store, error));
+    if (ops->sync_directory(store->io, &os_errno) != KVT_OK)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be synced: %s", store->path, strerror(os_errno));
+    return KVT_OK;
+}
+
+static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes_max, bool *ret_is_new, struct kvt_store_error error)
+{
+    const struct kvt_block_io_ops *ops = store->io->ops;
+    int os_errno, copies = 0;
+    struct kvt_superblock super = { 0 };
+    if (ops->open_file(store->io, SUPER_NAME, false, &store->super_file, &os_errno) == KVT_OK) {
+        KVT_TRY(super_read(store, &super, &copies, error));
+    } else if (os_errno != ENOENT || ops->open_file(store->io, SUPER_NAME, true, &store->super_file, &os_errno) != KVT_OK) {
+        store->super_file = -1;
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be opened: %s", store->path, strerror(os_errno));
+    }
+    const uint32_t io_alignment = store->alignment;
+    const char *why = NULL;
+    if (copies > 0) {
+        store->alignment = super.alignment;
+        store->store_id = super.store_id;
+        store->epoch = super.epoch;
+        store->super_sequence = super.sequence;
+        store->segment_slots = super.segment_slots;
+        set_geometry(store, super.segment_bytes);
+        if (super.alignment < io_alignment) why = "the device wants a larger alignment";
+        else if (store->segments_max < SEGMENTS_MIN) why = "its segments are too large for the capacity";
+        else if (record_bytes_max > length_max(super.segment_bytes)) why = "its segments are too small for the records";
+    }
+    *ret_is_new = copies == 0 || why != NULL;
+    if (*ret_is_new) {
+        if (why) kvt_log(&store->env, KVT_LOG_WARN, "%s: starts empty: %s", store->path, why);
+        store->alignment = io_alignment;
+        return format(store, record_bytes_max, error);
+    }
+    const bool has_grown = store->segments_max > store->segment_slots;
+    store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
+    return copies < 2 || has_grown ? supers_write(store, error) : KVT_OK;
+}
+
+/* ---- Segments found at open ----------------------------------------------------------------------------------------- */
+
+struct found_segment { uint32_t index; bool is_summarised; struct kvt_segment_footer footer; };
+
+static uint8_t *scan_buffer(const struct kvt_store *store) { return store->extents[0].buffer; }
+static uint32_t scan_buffer_bytes(const struct kvt_store *store) { return store->extent_count * store->extent_bytes; }
+
+/* Reads what there is of the range; returns how much. */
+static uint32_t read_range(struct kvt_store *store, int file, uint64_t offset, void *buffer, uint32_t size)
+{
+    const int os_errno = kvt_store_io_now(store, KVT_IO_READ, file, offset, buffer, size);
+    if (os_errno == 0) return size;
+    return os_errno == ETIME ? 0 : store->header_io.done_bytes;
+}
+
+/* True: the segment holds records of this store and epoch. The footer counts when the header was lost. */
+static bool classify(struct kvt_store *store, uint32_t index, struct found_segment *ret_found)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    struct kvt_segment_header header;
+    struct kvt_segment_footer footer;
+    memset(store->header_buffer, 0, KVT_STORE_BLOCK_BYTES);
+    memset(store->footer_buffer, 0, KVT_STORE_BLOCK_BYTES);
+    (void)read_range(store, segment->file, 0, store->header_buffer, KVT_STORE_BLOCK_BYTES);
+    (void)read_range(store, segment->file, store->segment_bytes - KVT_STORE_BLOCK_BYTES, store->footer_buffer, KVT_STORE_BLOCK_BYTES);
+    memcpy(&header, store->header_buffer, sizeof header);
+    memcpy(&footer, store->footer_buffer, sizeof footer);
+    const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
+        && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc)) && header.store_id == store->store_id
+        && header.index == index;
+    bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
+        && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
+        && footer.index == index && footer.entry_count <= store->entries_max;
+    if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
+    if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
+    if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
+    if (!has_header && !has_footer) return false;
+    segment->sequence = has_footer ? footer.sequence : header.sequence;
+    segment->epoch = has_footer ? footer.epoch : header.epoch;
+    *ret_found = (struct found_segment){ .index = index, .is_summarised = has_footer, .footer = footer };
+    return segment->epoch == store->epoch;
+}
+
+static int by_sequence(const void *a, const void *b, void *user)
+{
+    const struct kvt_store *store = user;
+    const uint64_t x = store->segments[((const struct found_segment *)a)->index].sequence;
+    const uint64_t y = store->segments[((const struct found_segment *)b)->index].sequence;
+    return x < y ? -1 : x > y;
+}
+
+/* Puts what a summary or a walk found into the index; the higher record sequence wins, then the younger segment. */
+static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, const struct kvt_summary_entry *listed)
+{
+    store->record_sequence = kvt_max_u64(store->record_sequence, listed->sequence);
+    if (listed->flags & KVT_RECORD_PRIVATE) {
+        store->stats.recovered_private++;
+        return KVT_OK;
+    }
+    const uint64_t offset = (uint64_t)listed->offset_units * KVT_STORE_UNIT_BYTES;
+    const uint64_t stored = kvt_store_stored_bytes(listed->length, store->alignment);
+    if (listed->length == 0 || offset < KVT_STORE_BLOCK_BYTES || !kvt_is_aligned(offset, store->alignment)
+        || offset + stored > store->segment_bytes || listed->form > KVT_STORE_FORM_MAX) {
+        store->stats.recovered_bad++;
+        return KVT_OK;
+    }
+    struct kvt_store_entry *entry = kvt_store_index_find(&store->index, &listed->name);
+    if (entry) {
+        if (entry->sequence > listed->sequence) return KVT_OK;
+        kvt_store_entry_count(store, entry, -1);
+    } else {
+        KVT_TRY(kvt_store_index_insert(&store->index, &listed->name, &entry));
+    }
+    entry->generation = listed->generation;
+    entry->sequence = listed->sequence & (((uint64_t)1 << 48) - 1);
+    entry->segment = index & 0xffffu;
+    entry->offset_units = listed->offset_units;
+    entry->length = listed->length;
+    entry->tokens = listed->tokens;
+    entry->form = listed->form & 3u;
+    kvt_store_entry_count(store, entry, 1);
+    return KVT_OK;
+}
+
+/* False: the summary does not hold; the segment must be walked. */
+static bool read_summary(struct kvt_store *store, const struct found_segment *found, enum kvt_status *ret_status)
+{
+    struct kvt_summary_entry *entries = store->summaries[0];
+    const uint64_t bytes = (uint64_t)found->footer.entry_count * sizeof *entries;
+    const uint64_t padded = kvt_align_up(bytes, KVT_STORE_BLOCK_BYTES);
+    *ret_status = KVT_OK;
+    if (found->footer.summary_offset != store->segment_bytes - KVT_STORE_BLOCK_BYTES - padded) return false;
+    for (uint64_t at = 0; at < padded;) {
+        const uint32_t piece = (uint32_t)kvt_min_u64(padded - at, scan_buffer_bytes(store));
+        if (read_range(store, store->segments[found->index].file, found->footer.summary_offset + at, scan_buffer(store), piece) != piece)
+            return false;
+        if (at < bytes) memcpy((uint8_t *)entries + at, scan_buffer(store), kvt_min_u64(piece, bytes - at));
+        at += piece;
+    }
+    if (kvt_crc32c(0, entries, bytes) != found->footer.summary_crc) return false;
+    for (uint32_t i = 0; i < found->footer.entry_count && *ret_status == KVT_OK; i++)
+        *ret_status = recover_entry(store, found->index, &entries[i]);
+    return true;
+}
+
+/* A window on a segment file, for walking it. */
+struct walk { struct kvt_store *store; int file; uint64_t start; uint32_t size; };
+
+/* The bytes from offset on, as many as are at hand; NULL at the end of what can be read. */
+static const uint8_t *walk_at(struct walk *walk, uint64_t offset, uint32_t *ret_size)
+{
+    struct kvt_store *store = walk->store;
+    if (offset < walk->start || offset >= walk->start + walk->size) {
+        walk->start = offset & ~(uint64_t)(store->alignment - 1);
+        const uint32_t wanted = (uint32_t)kvt_min_u64(scan_buffer_bytes(store), store->segment_bytes - walk->start);
+        walk->size = read_range(store, walk->file, walk->start, scan_buffer(store), wanted);
+        if (offset >= walk->start + walk->size) return NULL;
+    }
+    *ret_size = (uint32_t)(walk->start + walk->size - offset);
+    return scan_buffer(store) + (offset - walk->start);
+}
+
+static bool walk_payload_is_good(struct walk *walk, const struct kvt_record_header *header)
+{
+    uint32_t crc = 0;
+    uint64_t at = header->offset + sizeof *header;
+    for (uint32_t left = header->length; left > 0;) {
+        uint32_t size;
+        const uint8_t *bytes = walk_at(walk, at, &size);
+        if (!bytes) return false;
+        size = kvt_min_u32(size, left);
+        crc = kvt_crc32c(crc, bytes, size);
+        at += size;
+        left -= size;
+    }
+    return crc == header->payload_crc;
+}
+
+/* Finds the records of a segment without a summary, and lists them in summaries[1]. */
+static enum kvt_status walk_segment(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    struct walk walk = { .store = store, .file = segment->file };
+    segment->entry_count = 0;
+    segment->data_end = KVT_STORE_BLOCK_BYTES;
+    for (uint64_t offset = KVT_STORE_BLOCK_BYTES; offset + sizeof(struct kvt_record_header) <= store->segment_bytes;) {
+        uint32_t size;
+        const uint8_t *bytes = walk_at(&walk, offset, &size);
+        struct kvt_record_header header;
+        if (!bytes || size < sizeof header) break;
+        memcpy(&header, bytes, sizeof header);
+        if (!kvt_record_header_is_valid(store, &header, store->epoch, segment->sequence, offset)) {
+            offset += store->alignment;
+            continue;
+        }
+        offset += header.stored;
+        segment->data_end = offset;
+        if (!walk_payload_is_good(&walk, &header) || segment->entry_count == store->entries_max) {
+            store->stats.recovered_bad++; /* a torn tail */
+            continue;
+        }
+        const struct kvt_summary_entry listed = {
+            .name = header.name, .generation = header.generation, .sequence = header.sequence,
+            .offset_units = (uint32_t)(header.offset / KVT_STORE_UNIT_BYTES), .length = header.length,
+            .tokens = (uint16_t)header.tokens, .form = (uint8_t)header.form, .flags = (uint8_t)header.flags };
+        if (!(header.flags & KVT_RECORD_PRIVATE)) store->summaries[1][segment->entry_count++] = listed;
+        KVT_TRY(recover_entry(store, index, &listed));
+    }
+    return KVT_OK;
+}
+
+/* The youngest segment was open when the store was last used: it goes on being filled. */
+static void resume_segment(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    segment->state = KVT_SEGMENT_OPEN;
+    segment->summary = 1;
+    store->is_summary_taken[1] = true;
+    store->open_segment = index;
+}
+
+static bool find_file(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    char name[24];
+    int os_errno;
+    kvt_segment_name(index, name);
+    if (store->io->ops->open_file(store->io, name, false, &segment->file, &os_errno) != KVT_OK) return false;
+    struct stat status;
+    segment->allocated_bytes = store->segment_bytes;
+    if (fstatat(store->directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0)
+        segment->allocated_bytes = (uint64_t)status.st_blocks * 512;
+    segment->state = KVT_SEGMENT_FREE;
+    store->file_count++;
+    store->free_count++;
+    store->allocated_bytes += segment->allocated_bytes;
+    return true;
+}
+
+/* Files that were cut short get their space back, so that no write to them can meet a full disk. */
+static void restore_allocation(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    if (segment->allocated_bytes >= store->segment_bytes) return;
+    int os_errno;
+    if (store->io->ops->allocate(store->io, segment->file, store->segment_bytes, &os_errno) != KVT_OK) return;
+    store->allocated_bytes += store->segment_bytes - segment->allocated_bytes;
+    segment->allocated_bytes = store->segment_bytes;
+}
+
+/* A lowered capacity: the oldest leave before anything else happens. */
+static uint32_t evict_to_capacity(struct kvt_store *store, struct found_segment *found, uint32_t count)
+{
+    for (uint32_t i = 0; i < store->segment_slots && store->file_count > store->segments_max; i++) {
+        bool is_found = false;
+        for (uint32_t f = 0; f < count; f++) is_found |= found[f].index == i;
+        if (store->segments[i].state == KVT_SEGMENT_FREE && !is_found) kvt_segment_remove(store, i);
+    }
+    uint32_t first = 0;
+    while (store->file_count > store->segments_max) kvt_segment_remove(store, found[first++].index);
+    return first;
+}
+
+static enum kvt_status find_segments(struct kvt_store *store, struct found_segment *found)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < store->segment_slots; i++)
+        if (find_file(store, i) && classify(store, i, &found[count])) count++;
+    qsort_r(found, count, sizeof *found, by_sequence, store);
+    const uint32_t first = evict_to_capacity(store, found, count);
+    for (uint32_t i = 0; i < store->segment_slots; i++)
+        if (store->segments[i].state == KVT_SEGMENT_FREE) restore_allocation(store, i);
+    for (uint32_t f = first; f < count; f++) {
+        struct kvt_segment *segment = &store->segments[found[f].index];
+        enum kvt_status status;
+        segment->state = KVT_SEGMENT_CLOSED;
+        store->free_count--;
+        if (found[f].is_summarised && read_summary(store, &found[f], &status)) {
+            KVT_TRY(status);
+            continue;
+        }
+        KVT_TRY(walk_segment(store, found[f].index));
+        if (f == count - 1 && !found[f].is_summarised) resume_segment(store, found[f].index);
+    }
+    store->stats.recovered_records = store->index.live;
+    return KVT_OK;
+}
+
+static enum kvt_status take_tables(struct kvt_store *store)
+{
+    store->segments = kvt_alloc(store->segment_slots, sizeof *store->segments);
+    store->reclaim.kept = kvt_table_map((uint64_t)store->entries_max * sizeof *store->reclaim.kept);
+    for (int i = 0; i < 2; i++)
+        store->summaries[i] = kvt_table_map((uint64_t)store->entries_max * sizeof *store->summaries[i]);
+    if (!store->segments || !store->reclaim.kept || !store->summaries[0] || !store->summaries[1]) return KVT_NOMEM;
+    for (uint32_t i = 0; i < store->segment_slots; i++) store->segments[i].summary = KVT_STORE_NONE;
+    return KVT_OK;
+}
+
+enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
+{
+    bool is_new = true;
+    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
+    KVT_TRY(super_open(store, record_bytes_max, &is_new, error));
+    const uint64_t foreign_before = store->stats.foreign_bytes;
+    KVT_TRY(scan_directory(store, store->segment_slots, error));
+    store->allocated_fixed += store->stats.foreign_bytes - foreign_before;
+    KVT_TRY(take_tables(store));
+    if (!is_new) {
+        struct found_segment *found = kvt_alloc(store->segment_slots, sizeof *found);
+        if (!found) return KVT_NOMEM;
+        const enum kvt_status status = find_segments(store, found);
+        kvt_free(found);
+        KVT_TRY(status);
+    }
+    store->stats.allocated_bytes = store->stats.allocated_peak = store->allocated_fixed + store->allocated_bytes;
+    store->stats.segments = store->file_count;
+    return KVT_OK;
+}

@@ -64,7 +64,7 @@ static void round_trip(const struct kvt_rank_ops *ops, struct kvt_rank_shape sha
     rank_case_init(&c, shape, is_based, fill, &rng);
     const struct kvt_rank_pack packed = rank_case_pack(&c, ops);
     const struct kvt_rank_unpack args = rank_case_unpack_args(&c, &packed);
-    assert_true(ops->unpack(&args));
+    assert_true(rank_case_unpack(ops, args));
     for (uint32_t p = 0; p < shape.plane_count; p++) assert_memory_equal(c.source[p].bytes, c.target[p].bytes, c.source[p].size);
     assert_true(rank_case_is_intact(&c));
     rank_case_done(&c);
@@ -125,7 +125,7 @@ static void damaged_planes_never_read_or_write_out_of_bounds(void **state)
             if (i % 5 == 0) args.second_count = (uint32_t)kvt_rng_below(&rng, args.second_count + 1);
             if (i % 7 == 0) args.third_count = (uint32_t)kvt_rng_below(&rng, args.third_count + 1);
             if (i % 11 == 0) args.escape_count = (uint32_t)kvt_rng_below(&rng, args.escape_count + 1);
-            (void)ops->unpack(&args);
+            (void)rank_case_unpack(ops, args);
             assert_true(rank_case_is_intact(&c));
             rank_case_done(&c);
         }
@@ -144,21 +144,21 @@ static void streams_that_do_not_fit_together_are_refused(void **state)
         rank_case_init(&c, shape, false, RANK_FILL_ESCAPES, &rng);
         const struct kvt_rank_pack packed = rank_case_pack(&c, ops);
         const struct kvt_rank_unpack good = rank_case_unpack_args(&c, &packed);
-        assert_true(ops->unpack(&good));
+        assert_true(rank_case_unpack(ops, good));
         struct kvt_rank_unpack bad = good;
         bad.second_count--;
-        assert_false(ops->unpack(&bad));
+        assert_false(rank_case_unpack(ops, bad));
         bad = good;
         bad.third_count--;
-        assert_false(ops->unpack(&bad));
+        assert_false(rank_case_unpack(ops, bad));
         bad = good;
         bad.escape_count--;
-        assert_false(ops->unpack(&bad));
+        assert_false(rank_case_unpack(ops, bad));
         bad = good;
         bad.second_count++;
-        assert_false(ops->unpack(&bad));
+        assert_false(rank_case_unpack(ops, bad));
         c.first.bytes[16 * 15 + 7] |= 0x80; /* 1000 = 15 * 64 + 40: a bit behind the last element of plane 0 */
-        assert_false(ops->unpack(&good));
+        assert_false(rank_case_unpack(ops, good));
         rank_case_done(&c);
     }
 }

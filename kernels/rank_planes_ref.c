@@ -191,11 +191,12 @@ static void sample(const struct kvt_rank_shape *shape, const uint8_t *const sour
 /* The bits of one level, collected over a group. */
 struct level { uint64_t bits[2]; uint32_t count; };
 
-static void level_add(struct level *level, uint32_t pair)
+/* Adds a pair when is_there is 1, nothing when it is 0: without a branch, as which of both comes is as good as random. */
+static inline void level_add(struct level *level, uint32_t pair, uint32_t is_there)
 {
-    level->bits[0] |= (uint64_t)(pair & 1) << level->count;
-    level->bits[1] |= (uint64_t)(pair >> 1) << level->count;
-    level->count++;
+    level->bits[0] |= (uint64_t)(pair & is_there) << level->count;
+    level->bits[1] |= (uint64_t)(pair >> 1 & is_there) << level->count;
+    level->count += is_there;
 }
 
 /* rank_of[e] is the rank of exponent e, KVT_RANK_SYMBOLS for an escape. */
@@ -208,11 +209,10 @@ static void pack_group(struct kvt_rank_pack *args, uint32_t plane, uint32_t grou
     struct level first = { { 0, 0 }, 0 }, second = first, third = first;
     for (uint32_t i = 0; i < g.count; i++) {
         const uint32_t rank = rank_of[g.exponent[i]];
-        level_add(&first, kvt_min_u32(rank, CLASS_FULL));
-        if (rank < 3) continue;
-        level_add(&second, kvt_min_u32(rank - 3, CLASS_FULL));
+        level_add(&first, kvt_min_u32(rank, CLASS_FULL), 1);
+        level_add(&second, kvt_min_u32(rank - 3, CLASS_FULL), rank >= 3);
         if (rank < 6) continue;
-        level_add(&third, rank - 6);
+        level_add(&third, rank - 6, 1);
         if (rank < KVT_RANK_SYMBOLS) continue;
         args->escapes[args->escape_count++] = g.exponent[i];
     }
@@ -244,16 +244,16 @@ static struct level level_begin(const uint8_t *const stream[2], uint32_t positio
     return (struct level){ .bits = { get_bits(stream[0], position), get_bits(stream[1], position) } };
 }
 
-static uint32_t level_take(struct level *level)
+/* The next pair when is_there is 1, 0 when it is 0. */
+static inline uint32_t level_take(struct level *level, uint32_t is_there)
 {
-    const uint32_t pair = (uint32_t)(level->bits[0] & 1) | (uint32_t)(level->bits[1] & 1) << 1;
-    level->bits[0] >>= 1;
-    level->bits[1] >>= 1;
-    level->count++;
+    const uint32_t pair = (uint32_t)(level->bits[0] & is_there) | (uint32_t)(level->bits[1] & is_there) << 1;
+    level->bits[0] >>= is_there;
+    level->bits[1] >>= is_there;
     return pair;
 }
 
-/* Positions are within the streams before, so that 64 bits can be read; they are checked again before each bit counts. */
+/* Positions lie within the streams before, so that 64 bits can be read there; whether so many count is checked for each. */
 static bool unpack_group(const struct kvt_rank_unpack *args, uint32_t plane, uint32_t group, struct position *at)
 {
     const uint8_t *words = args->first + (size_t)16 * (plane * kvt_rank_plane_groups(&args->shape) + group);
@@ -261,16 +261,15 @@ static bool unpack_group(const struct kvt_rank_unpack *args, uint32_t plane, uin
     struct level second = level_begin(args->second, at->second), third = level_begin(args->third, at->third);
     struct group g = { .count = group_count(&args->shape, group) };
     if (g.count < KVT_RANK_GROUP && (first.bits[0] | first.bits[1]) >> g.count) return false;
+    at->second += (uint32_t)__builtin_popcountll(first.bits[0] & first.bits[1]);
+    if (at->second > args->second_count) return false;
 
     for (uint32_t i = 0; i < g.count; i++) {
-        uint32_t rank = level_take(&first);
-        if (rank == 3) {
-            if (at->second++ == args->second_count) return false;
-            rank += level_take(&second);
-        }
+        uint32_t rank = level_take(&first, 1);
+        rank += level_take(&second, rank == 3);
         if (rank == 6) {
             if (at->third++ == args->third_count) return false;
-            rank += level_take(&third);
+            rank += level_take(&third, 1);
         }
         if (rank < KVT_RANK_SYMBOLS) {
             g.exponent[i] = args->symbol[rank];

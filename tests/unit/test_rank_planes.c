@@ -116,9 +116,9 @@ static void damaged_planes_never_read_or_write_out_of_bounds(void **state)
         if (!ops->is_supported()) continue;
         for (uint32_t i = 0; i < 3000; i++) {
             const struct kvt_rank_shape shape = { .dtype = dtypes[i % 3], .plane_count = 1 + i / 3 % 2,
-                .channels = channel_counts[i % 8], .elements = channel_counts[i % 8] * (1 + i % 9) };
+                .channels = channel_counts[i % 9], .elements = channel_counts[i % 9] * (1 + i % 7) };
             struct rank_case c;
-            rank_case_init(&c, shape, i % 2, RANK_FILL_KV, &rng);
+            rank_case_init(&c, shape, i % 2, i % 4 < 2 ? RANK_FILL_KV : RANK_FILL_ESCAPES, &rng);
             const struct kvt_rank_pack packed = rank_case_pack(&c, ops);
             struct kvt_rank_unpack args = rank_case_unpack_args(&c, &packed);
             for (uint32_t k = 0; k < 1 + i % 4; k++) c.first.bytes[kvt_rng_below(&rng, c.first.size)] ^= (uint8_t)kvt_rng_next(&rng);

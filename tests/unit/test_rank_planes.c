@@ -102,7 +102,20 @@ static void the_sample_sees_all_channel_groups(void **state)
             seen |= 1u << group % per_row;
         }
         assert_int_equal(seen, (1u << per_row) - 1);
-        assert_true(sampling.index <= 128);
+        assert_true(sampling.index <= KVT_RANK_SAMPLES_MAX);
+    }
+}
+
+static void no_chunk_has_more_samples_than_there_is_room_for(void **state)
+{
+    (void)state;
+    for (uint32_t groups = 1; groups < 5000; groups++) {
+        const struct kvt_rank_shape shape = { .dtype = KVT_DTYPE_FP8, .plane_count = 1, .channels = 64, .elements = groups * 64 };
+        struct kvt_rank_sampling sampling = kvt_rank_sampling_begin(&shape);
+        uint32_t group;
+        while (kvt_rank_sampling_next(&sampling, &group)) continue;
+        assert_true(sampling.index >= 1);
+        assert_true(sampling.index <= KVT_RANK_SAMPLES_MAX);
     }
 }
 
@@ -170,6 +183,7 @@ int main(void)
         cmocka_unit_test(the_nine_commonest_of_the_best_window_get_ranks),
         cmocka_unit_test(every_shape_and_fill_comes_back_bit_for_bit),
         cmocka_unit_test(the_sample_sees_all_channel_groups),
+        cmocka_unit_test(no_chunk_has_more_samples_than_there_is_room_for),
         cmocka_unit_test(damaged_planes_never_read_or_write_out_of_bounds),
         cmocka_unit_test(streams_that_do_not_fit_together_are_refused),
     };

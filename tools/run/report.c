@@ -223,7 +223,7 @@ enum kvt_status kvt_report_print_json(const struct kvt_report *report, FILE *str
     put_stores(root, report);
     put_memory(root, report);
     put_transfers(root, report);
-    const char *text = json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED);
+    const char *text = json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text) (void)fprintf(stream, "%s\n", text);
     (void)json_object_put(root);
     return text ? KVT_OK : KVT_NOMEM;

@@ -35,6 +35,8 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     if (mark == 0 || block->device_slot == KVT_NO_SLOT) return;
     kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].marks[block->device_slot];
     const kvt_mark before = *slot_mark;
+    /* Who lets go last need not be who used it last: a mark never goes back. */
+    if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
     if (is_other_stream && core->gpu && !core->gpu->ops->is_reached(core->gpu, before)) {
         /* Two streams used the slot. Make the newer one wait for the older, so that one mark speaks for both. */

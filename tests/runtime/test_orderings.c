@@ -64,6 +64,36 @@ static void a_fetch_waits_for_the_kernel_that_still_reads_the_slot(void **state)
     world_close(&w);
 }
 
+/* Who lets go of a block last need not be who used it last: what was used last is what a fetch into its slot waits for. */
+static void an_older_use_that_ends_later_does_not_hide_a_newer_one(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text first, second;
+    kvt_seq early, late, seq;
+    world_init(&w, 2, 16);
+    world_open(&w);
+    text_make(&first, 1, 2 * BLOCK_TOKENS);
+    text_make(&second, 2, 2 * BLOCK_TOKENS);
+    (void)world_serve(&w, &second);
+    world_settle(&w);
+    (void)world_serve(&w, &first);
+    world_settle(&w);
+    (void)world_create(&w, &first, first.count, false, &early);
+    (void)world_create(&w, &first, first.count, false, &late);
+    world_step(&w, &first, early, 0, true);
+    world_step(&w, &first, late, 0, false); /* its kernels read, late */
+    world_finish(&w, late, true);
+    world_finish(&w, early, true);
+    (void)world_create(&w, &second, second.count, false, &seq);
+    world_pump(&w, 20);
+    world_crank(&w, 0);
+    assert_int_equal(w.rows_wrong, 0);
+    world_step(&w, &second, seq, 0, true);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 /* Stash -> reuse of the slot: a slot whose stash is late is nobody else's before it has been read. */
 static void a_slot_is_reused_only_when_its_stash_is_done(void **state)
 {
@@ -130,6 +160,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stash_waits_for_the_kernel_that_writes_the_block),
         cmocka_unit_test(a_fetch_waits_for_the_kernel_that_still_reads_the_slot),
+        cmocka_unit_test(an_older_use_that_ends_later_does_not_hide_a_newer_one),
         cmocka_unit_test(a_slot_is_reused_only_when_its_stash_is_done),
         cmocka_unit_test(a_block_is_not_stashed_before_what_fills_it_has_landed),
     };

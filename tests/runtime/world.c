@@ -348,7 +348,7 @@ void world_flush(struct world *world, uint64_t seed, bool is_host_too)
     struct text other;
     const struct kvt_core *core = world_core(world);
     uint64_t blocks = core->pools[0].slot_count;
-    if (is_host_too) blocks += world->config.host_bytes / BLOCK_BYTES;
+    if (is_host_too) blocks += core->host.chunk_count * core->host.chunk_bytes / BLOCK_BYTES;
     const uint64_t at_once = kvt_min_u64(core->pools[0].slot_count, SLOTS_MAX / 2);
     for (uint64_t done = 0; done < 2 * blocks; done += at_once) {
         text_make(&other, kvt_mix64(seed + done), at_once * BLOCK_TOKENS);

@@ -129,7 +129,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     const uint64_t nonce[3] = { (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
-    return kvt_core_init(&runtime->core, &options->core);
+    const enum kvt_status status = kvt_core_init(&runtime->core, &options->core);
+    if (status != KVT_OK) kvt_core_done(&runtime->core);
+    return status;
 }
 
 static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config, char *ret_error, size_t error_bytes)

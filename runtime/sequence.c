@@ -168,23 +168,6 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     sequence->mode = KVT_SEQUENCE_IDLE;
 }
 
-/* Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *besides)
-{
-    uint32_t last = core->expected.tail;
-    for (;;) {
-        bool fits = true;
-        for (uint32_t p = 0; p < core->config.pool_count; p++)
-            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
-        if (fits) return true;
-        while (last != KVT_NO_SEQUENCE
-               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
-            last = core->sequences[last].previous;
-        if (last == KVT_NO_SEQUENCE) return false;
-        kvt_sequence_revoke(core, &core->sequences[last]);
-    }
-}
-
 /* Adds to need[] the blocks that a fully active sequence would newly claim. */
 static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t need[KVT_GROUPS_MAX])
 {
@@ -198,6 +181,29 @@ static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequen
         for (uint32_t i = 0; i < table->count; i++) {
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_core_block(core, table->blocks[i])->users == 0) (*count)++;
         }
+    }
+}
+
+/*
+ * Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed; with a claimant, what it needs,
+ * which grows when it shares blocks with one that is revoked. False: they cannot.
+ */
+static bool make_claimable(struct kvt_core *core, uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *claimant)
+{
+    uint32_t last = core->expected.tail;
+    for (;;) {
+        bool fits = true;
+        for (uint32_t p = 0; p < core->config.pool_count; p++)
+            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
+        if (fits) return true;
+        while (last != KVT_NO_SEQUENCE
+               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == claimant))
+            last = core->sequences[last].previous;
+        if (last == KVT_NO_SEQUENCE) return false;
+        kvt_sequence_revoke(core, &core->sequences[last]);
+        if (!claimant) continue;
+        memset(need, 0, KVT_GROUPS_MAX * sizeof *need);
+        count_unclaimed(core, claimant, need);
     }
 }
 

@@ -593,7 +593,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         n -= count;
     }
     for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) continue;
+        if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
         if (is_snapshot) take_snapshot(core, sequence, g);
     }

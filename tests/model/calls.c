@@ -576,6 +576,32 @@ static void append_at_last(struct world *world, uint32_t i)
     world_fail(world, "sequence %u: append is pending for ever", i);
 }
 
+/* What the core knows of a sequence, for the report. */
+static void describe_block(struct world *world, uint32_t g, uint32_t i, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(&world->core, index);
+    world_say(world, "  group %u entry %u: block %u, device %d host %d nvme %d, refs %u, users %u, readers %u %u %u, flags %x, origin %d", g, i, index,
+              kvt_copy_state(block, 0), kvt_copy_state(block, 1), kvt_copy_state(block, 2), block->refs, block->users, block->readers[0],
+              block->readers[1], block->readers[2], block->flags, (int)block->origin);
+    if (block->origin != KVT_NO_BLOCK) describe_block(world, g, i, block->origin);
+}
+
+static void describe(struct world *world, uint32_t s)
+{
+    const struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[s]);
+    world_say(world, "sequence %u: mode %d, list %d, fetch %u/%u, retries %u, tokens %llu, reserved %llu; %u transfers, %u free in pool 0", s,
+              sequence->mode, sequence->list, sequence->fetch.group, sequence->fetch.index, sequence->retries,
+              (unsigned long long)sequence->tokens, (unsigned long long)sequence->reserved, world->core.transfers.in_flight,
+              world->core.pools[0].free_count);
+    for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        for (uint32_t i = 0; i < table->count; i++) {
+            if (table->blocks[i] != KVT_NO_BLOCK) describe_block(world, g, i, table->blocks[i]);
+        }
+        if (table->live != KVT_NO_BLOCK) describe_block(world, g, UINT32_MAX, table->live);
+    }
+}
+
 /* The sequence is the only active one: it must become ready, or lost, and read everything. */
 static void bring_back(struct world *world, uint32_t i)
 {
@@ -594,6 +620,7 @@ static void bring_back(struct world *world, uint32_t i)
         const struct kvt_sequence *sequence = world_core_sequence(world, twin);
         if (sequence->lost_from != UINT64_MAX) truncate_to(world, i, (uint32_t)sequence->lost_from);
     }
+    describe(world, i);
     world_fail(world, "sequence %u does not become ready: stall %s", i,
                (const char *[]){ "late hint", "no slot", "nvme queue", "nvme link", "host link", "codec", "other" }
                [kvt_core_stall(&world->core, world_core_sequence(world, twin))]);

@@ -160,11 +160,12 @@ static enum kvt_room append(struct world *world, uint32_t i, uint64_t n)
     const enum kvt_status status = kvt_sequence_append(&world->core, sequence, n, &room);
     if (status != KVT_OK) {
         world_say(world, "append %u: %llu: status %d", i, (unsigned long long)n, (int)status);
-        const bool may_lack_entries = status == KVT_NOMEM && world->config.blocks_max < 4096;
-        WORLD_CHECK(world, may_lack_entries || (status == KVT_INVAL && n > UINT64_MAX / 2), "status %d", (int)status);
+        WORLD_CHECK(world, status == KVT_NOMEM && world->config.blocks_max < 4096, "status %d", (int)status);
+        WORLD_CHECK(world, sequence->reserved <= before, "reserved %llu", (unsigned long long)sequence->reserved);
         return KVT_ROOM_FULL;
     }
     world_say(world, "append %u: %llu: %s", i, (unsigned long long)n, rooms[room]);
+    WORLD_CHECK(world, (n < 1000000) || room == KVT_ROOM_TOO_LONG, "room %d", (int)room);
     WORLD_CHECK(world, sequence->reserved == before + (room == KVT_ROOM_OK ? n : 0), "reserved %llu", (unsigned long long)sequence->reserved);
     if (room == KVT_ROOM_PENDING) world->pendings++;
     return room;

@@ -253,6 +253,20 @@ struct world_job {
     struct world_access accesses[];
 };
 
+/* Whose bytes they are, for the report. */
+static void say_whose(struct world *world, const uint8_t *at, uint32_t g, uint32_t segment, uint32_t row_bytes)
+{
+    uint8_t bytes[4096];
+    for (uint32_t s = 0; s < WORLD_SEQUENCES_MAX + WORLD_ARCHIVE; s++) {
+        const struct twin_sequence *twin = s < WORLD_SEQUENCES_MAX ? &world->sequences[s] : &world->archive[s - WORLD_SEQUENCES_MAX];
+        for (uint32_t t = 0; t < TWIN_TOKENS_MAX; t++) {
+            twin_row(twin->value[t], g, segment, bytes, row_bytes);
+            if (twin->value[t] && memcmp(bytes, at, row_bytes) == 0) world_say(world, "they are those of token %u of sequence %u", t, s);
+        }
+    }
+    world_say(world, "first byte %02x, group %u", at[0], g);
+}
+
 static void access_rows(struct world_job *job, const struct world_access *access)
 {
     struct world *world = job->world;
@@ -271,6 +285,7 @@ static void access_rows(struct world_job *job, const struct world_access *access
             if (access->is_write) {
                 memcpy(at, expected, row_bytes);
             } else if (memcmp(at, expected, row_bytes) != 0) {
+                say_whose(world, at, access->group, s, row_bytes);
                 world_fail(world, "wrong bytes: sequence %u read them (launched in operation %llu), group %u, block %u, row %u of %u, slot %u",
                            job->sequence, (unsigned long long)job->operation, access->group, access->block, t, access->to, access->slot);
             }

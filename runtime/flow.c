@@ -140,10 +140,28 @@ static enum kvt_flow choose_source(const struct kvt_core *core, uint32_t target,
     return KVT_FLOW_STARTED;
 }
 
+/*
+ * A block that starts as a copy of one that was never filled itself starts as a copy of that one's origin: an idle fork of an
+ * idle fork must not wait for its parent, which nobody fetches.
+ */
+static void shorten_origin(struct kvt_core *core, uint32_t index)
+{
+    struct kvt_block *block = kvt_core_block(core, index);
+    while (block->origin != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, block->origin))) {
+        const uint32_t before = block->origin;
+        const uint32_t next = kvt_core_block(core, before)->origin;
+        if (next == KVT_NO_BLOCK) return;
+        kvt_block_ref(core, next);
+        block->origin = next;
+        kvt_block_unref(core, before);
+    }
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     if (kvt_copy_state(block, KVT_TIER_DEVICE) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    shorten_origin(core, index);
     uint32_t source;
     enum kvt_leg leg;
     const enum kvt_flow choice = choose_source(core, index, &source, &leg);

@@ -35,6 +35,8 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].marks[block->device_slot];
     const kvt_mark before = *slot_mark;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
+    /* A sequence that gives back a fresh slot brings the mark of its last step, which may be older than the slot's last use. */
+    if (!is_other_stream && mark <= before) return;
     if (is_other_stream && core->gpu && !core->gpu->ops->is_reached(core->gpu, before)) {
         /* Two streams used the slot. Make the newer one wait for the older, so that one mark speaks for both. */
         core->gpu->ops->wait(core->gpu, kvt_mark_stream(mark), before);

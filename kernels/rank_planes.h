@@ -31,10 +31,11 @@
 #include "kvtier/shape.h"
 
 enum {
-    KVT_RANK_GROUP = 64,   /* elements of a group */
-    KVT_RANK_SYMBOLS = 9,  /* exponents that have a rank */
-    KVT_RANK_WINDOW = 16,  /* values among which they lie */
-    KVT_RANK_SLACK = 64    /* bytes that may be read behind, or written behind, a stream: see below */
+    KVT_RANK_GROUP = 64,       /* elements of a group */
+    KVT_RANK_SYMBOLS = 9,      /* exponents that have a rank */
+    KVT_RANK_WINDOW = 16,      /* values among which they lie */
+    KVT_RANK_SAMPLES_MAX = 40, /* groups of a sample: 32 stretches of at least 4 groups, and what is left over */
+    KVT_RANK_SLACK = 64        /* bytes that may be read behind, or written behind, a stream: see below */
 };
 
 struct kvt_rank_shape {
@@ -92,7 +93,7 @@ struct kvt_rank_ops {
     const char *name;
     bool (*is_supported)(void); /* by this machine */
 
-    /* Counts the exponents (after subtraction) of a sample of groups: about 64, spread over the chunk and over the channels. */
+    /* Counts the exponents (after subtraction) of a sample of groups: at most 40, spread over the chunk and over the channels. */
     void (*sample)(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
                    uint32_t ret_histogram[256]);
     void (*pack)(struct kvt_rank_pack *args);

@@ -314,14 +314,18 @@ static __m512i exponents_of(enum kvt_dtype dtype, const uint8_t *source)
     return dtype == KVT_DTYPE_FP16 ? exponents(KVT_DTYPE_FP16, source) : exponents(KVT_DTYPE_FP8, source);
 }
 
+enum { SAMPLES_AHEAD = 12 };
+
 static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
                    uint32_t ret_histogram[256])
 {
     uint32_t counts[4][256] = { { 0 } }; /* four, so that equal exponents in a row do not wait for each other */
     const uint32_t plane_groups = kvt_rank_plane_groups(shape);
-    struct kvt_rank_sampling sampling = kvt_rank_sampling_begin(shape);
-    uint32_t index;
-    while (kvt_rank_sampling_next(&sampling, &index)) {
+    const struct kvt_rank_samples samples = kvt_rank_samples_of(shape);
+    for (uint32_t i = 0; i < SAMPLES_AHEAD; i++) kvt_rank_samples_fetch(&samples, i, shape, source);
+    for (uint32_t s = 0; s < samples.count; s++) {
+        kvt_rank_samples_fetch(&samples, s + SAMPLES_AHEAD, shape, source);
+        const uint32_t index = samples.group[s];
         const uint32_t plane = index / plane_groups, first = index % plane_groups * KVT_RANK_GROUP;
         const uint32_t count = kvt_min_u32(KVT_RANK_GROUP, shape->elements - first);
         uint8_t padded[2 * KVT_RANK_GROUP];

@@ -291,7 +291,7 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
     if (is_packed_too_large) (void)kvt_flow_stash_to_host(core, index, op->priority);
-    kvt_copy_reader_gone(core, index, KVT_TIER_DEVICE);
+    kvt_copy_reader_gone(core, index, KVT_TIER_DEVICE, op->status != KVT_OK && !is_packed_too_large);
     kvt_block_settle(core, index);
 }
 
@@ -313,7 +313,7 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         if (op->status == KVT_FULL) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
         if (op->status != KVT_OK) core->counters.failures++;
     }
-    kvt_copy_reader_gone(core, index, KVT_TIER_HOST);
+    kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);
     core->events++;
     kvt_block_settle(core, index);
 }
@@ -375,7 +375,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
         kvt_device_failed(core, target, false);
     }
     end_prefetch(core, transfer);
-    kvt_copy_reader_gone(core, source, source_tier);
+    kvt_copy_reader_gone(core, source, source_tier, false);
     /* Host bytes that do not unpack are no copy. */
     const struct kvt_block *from = kvt_core_block(core, source);
     if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
@@ -394,10 +394,10 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_DEVICE_TO_HOST:
         core->host.quarantined--;
         kvt_host_pool_give(&core->host, transfer->host_slot);
-        kvt_copy_reader_gone(core, source, KVT_TIER_DEVICE);
+        kvt_copy_reader_gone(core, source, KVT_TIER_DEVICE, true);
         break;
     case KVT_LEG_HOST_TO_NVME:
-        kvt_copy_reader_gone(core, source, KVT_TIER_HOST);
+        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, true);
         break;
     case KVT_LEG_NVME_TO_HOST:
         core->host.quarantined--;
@@ -408,7 +408,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
         pool->quarantined--;
         kvt_pool_give(pool, transfer->device_slot);
         kvt_copy_reader_gone(core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST
-                                                                                  : (uint32_t)KVT_TIER_DEVICE);
+                                                                                  : (uint32_t)KVT_TIER_DEVICE, false);
         break;
     }
     core->events++;

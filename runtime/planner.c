@@ -8,6 +8,7 @@
 
 #define BATCH                 32  /* fetches, write-backs, host victims in one round */
 #define VICTIMS               256 /* device victims in one round: most are only forgotten */
+#define STRANGERS_MAX         8  /* host victims of the wrong slot class before a chunk is emptied */
 #define LINK_DEPTH_DEMAND     48 /* transfers in flight per executing tier, by what asks for more */
 #define LINK_DEPTH_PREFETCH   16
 #define LINK_DEPTH_WRITE_BACK 4
@@ -58,11 +59,11 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
 /* Empties the victim's whole chunk, so that another class can have it. */
 static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
 {
-    uint32_t first, count;
     const uint32_t chunk = slot / core->host.slots_per_chunk_max;
-    if (core->host.chunks[chunk].used == 0) return; /* the victim was its last one: it has no class any more */
-    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     const uint32_t class_index = core->host.chunks[chunk].class_index;
+    if (class_index == UINT32_MAX) return; /* the victim was its last block */
+    uint32_t first, count;
+    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     for (uint32_t i = 0; i < count && core->host.chunks[chunk].class_index == class_index; i++) {
         const uint32_t index = kvt_host_pool_owner(&core->host, first + i);
         if (index == KVT_NO_BLOCK) continue;
@@ -72,23 +73,27 @@ static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
     }
 }
 
-/* Makes room for a slot of so many bytes. True when it is there now. */
+/*
+ * Makes room for a slot of so many bytes. True when it is there now. Victims of other classes do not help at once; after a few of
+ * them the last one's chunk is emptied as a whole, so that it changes its class.
+ */
 static bool make_host_room(struct kvt_core *core, uint32_t bytes)
 {
     struct kvt_host_pool *host = &core->host;
+    uint32_t strangers = 0;
     for (uint32_t i = 0; i < BATCH && !kvt_host_pool_has_room(host, bytes); i++) {
         /* What is leaving already may be enough; more would only shrink the cache. */
         if (host->leaving >= BATCH) return false;
         const uint32_t slot = host->policy_ops->victim(host->policy);
         if (slot == KVT_POLICY_NONE) return false;
-        const uint32_t index = kvt_host_pool_owner(host, slot);
-        const bool is_fitting = kvt_host_pool_slot_bytes(host, slot) >= bytes;
-        const enum victim victim = evict_host_copy(core, index);
+        const bool is_fitting = kvt_host_pool_is_fitting(host, slot, bytes);
+        const enum victim victim = evict_host_copy(core, kvt_host_pool_owner(host, slot));
         if (victim == VICTIM_STAYS) {
             host->policy_ops->touch(host->policy, slot); /* look at others first */
             if (++host->fruitless > host->used_slots) return false;
-        } else if (!is_fitting) {
-            if (victim == VICTIM_LEAVING || kvt_host_pool_owner(host, slot) != index) evict_chunk_of(core, slot);
+        } else if (!is_fitting && ++strangers == STRANGERS_MAX) {
+            evict_chunk_of(core, slot);
+            strangers = 0;
         }
     }
     return kvt_host_pool_has_room(host, bytes);

@@ -203,11 +203,14 @@ void kvt_host_leave(struct kvt_core *core, uint32_t index)
 }
 
 /* A leaving copy that nobody reads goes when invariant 3 lets it, and otherwise stays. */
-static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier)
+static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     const bool is_device = tier == KVT_TIER_DEVICE;
-    const bool may_go = kvt_block_has_copy_besides(block, tier) || block->refs == 0;
+    const bool is_worth_less = has_failed || !kvt_block_has(block, KVT_BLOCK_INDEXED);
+    const bool is_dropped = block->refs == 0 && is_worth_less && !kvt_block_has_copy_besides(block, tier);
+    const bool may_go = is_dropped || kvt_block_has_copy_besides(block, tier);
+    if (is_dropped && kvt_block_has(block, KVT_BLOCK_INDEXED)) core->counters.dropped_blocks++;
     if (may_go && !(is_device && block->users > 0)) {
         if (is_device) kvt_device_drop(core, index, KVT_POLICY_EVICTED);
         else kvt_host_drop(core, index, KVT_POLICY_EVICTED);
@@ -223,15 +226,15 @@ static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier)
     }
 }
 
-void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier)
+void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(block->readers[tier] > 0);
     block->readers[tier]--;
     if (block->readers[tier] > 0) return;
     if (tier == KVT_TIER_DEVICE) core->events++; /* the engine may write the slot again */
-    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) leave_now(core, index, tier);
-    if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier);
+    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) leave_now(core, index, tier, has_failed);
+    if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier, has_failed);
 }
 
 /* ---- Records on nvme --------------------------------------------------------------------------------------------------- */

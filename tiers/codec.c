@@ -466,16 +466,17 @@ static size_t pack_chunk(const struct packer *packer, const struct chunk *chunk,
     return 0;
 }
 
-/* The plans of all chunks; false when they promise too little. */
-static bool plan_block(const struct packer *packer, const struct kvt_chunk_view *chunks, uint32_t tokens, size_t limit,
-                       struct plan *ret_plans)
+/* The plans of all chunks; false when they promise too little, or far more than capacity. */
+static bool plan_block(const struct packer *packer, const struct kvt_chunk_view *chunks, uint32_t tokens, size_t worth_bytes,
+                       size_t capacity, struct plan *ret_plans)
 {
     size_t expected = BLOCK_HEADER_BYTES + (size_t)4 * packer->group->layers;
     for (uint32_t layer = 0; layer < packer->group->layers; layer++) {
         const struct chunk chunk = chunk_of(packer->group, layer, tokens, &chunks[layer]);
         expected += plan_chunk(packer->codec, packer->group, &chunk, packer->set, &ret_plans[layer]);
     }
-    return expected <= limit;
+    /* A sample is a little off: what is a 16th too large for the capacity by prediction may still fit. */
+    return expected <= worth_bytes && expected <= capacity + capacity / 16;
 }
 
 /* Where the next chunk starts; the bytes between are cleared. Past the limit: there is no room. */
@@ -498,9 +499,10 @@ uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kv
     const struct packer packer = { .codec = codec, .group = g, .scratch = scratch,
                                    .set = g->is_ranked ? kvt_base_tables_current(&g->tables) : NULL };
     const struct chunk any = chunk_of(g, 0, tokens, &chunks[0]);
-    const size_t limit = kvt_min_u64(capacity, worth(chunk_bytes(&any) * g->layers));
+    const size_t worth_bytes = worth(chunk_bytes(&any) * g->layers);
+    const size_t limit = kvt_min_u64(capacity, worth_bytes);
     struct plan *plans = (struct plan *)((uint8_t *)scratch + codec->layout.plans);
-    if (!plan_block(&packer, chunks, tokens, limit, plans)) return 0;
+    if (!plan_block(&packer, chunks, tokens, worth_bytes, capacity, plans)) return 0;
 
     size_t at = BLOCK_HEADER_BYTES + (size_t)4 * g->layers;
     if (at > limit) return 0;

@@ -193,14 +193,33 @@ static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_stor
     return KVT_OK;
 }
 
-static void close_parts(struct kvt_store *store)
+/* Takes back what is in flight and starts nothing more. False: the disk does not answer. */
+static bool drain_io(struct kvt_store *store)
 {
-    if (store->io) {
+    enum { ROUNDS_MAX = 2000, WAIT_NS = 1000000 };
+    const uint64_t deadline = monotonic_ns() + KVT_STORE_DEADLINE_NS;
+    for (uint32_t round = 0; store->io_in_flight > 0; round++) {
+        if (store->env.is_single_threaded ? round > ROUNDS_MAX : monotonic_ns() > deadline) return false;
+        kvt_store_io_collect(store, WAIT_NS);
+    }
+    return true;
+}
+
+static void close_io(struct kvt_store *store)
+{
+    if (!store->io) return;
+    /* Files with ops in flight stay open: the block I/O ends the ops in its close. */
+    if (drain_io(store)) {
         for (uint32_t i = 0; store->segments && i < store->segment_slots; i++)
             if (store->segments[i].state != KVT_SEGMENT_ABSENT) store->io->ops->close_file(store->io, store->segments[i].file);
         if (store->super_file >= 0) store->io->ops->close_file(store->io, store->super_file);
-        store->io->ops->close(store->io);
     }
+    store->io->ops->close(store->io);
+}
+
+static void close_parts(struct kvt_store *store)
+{
+    close_io(store);
     for (int i = 0; i < 2; i++)
         kvt_table_unmap(store->summaries[i], (uint64_t)store->entries_max * sizeof *store->summaries[i]);
     kvt_table_unmap(store->reclaim.kept, (uint64_t)store->entries_max * sizeof *store->reclaim.kept);
@@ -287,7 +306,8 @@ void kvt_store_close(struct kvt_store **store_pointer)
         unlock_and_kick(store);
         (void)pthread_join(store->thread, NULL);
     }
-    if (!is_drained) abandon_ops(store);
+    (void)drain_io(store);
+    abandon_ops(store);
     close_parts(store);
     *store_pointer = NULL;
 }

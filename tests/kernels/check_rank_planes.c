@@ -55,7 +55,7 @@ static bool same_packed(const struct run *run, const struct kvt_rank_pack *a, co
 static bool same_unpacked(const struct run *run, struct rank_case *a, struct rank_case *b, const struct kvt_rank_unpack *a_args,
                           const struct kvt_rank_unpack *b_args)
 {
-    const bool a_verdict = kvt_rank_ops_ref.unpack(a_args), b_verdict = run->ops->unpack(b_args);
+    const bool a_verdict = rank_case_unpack(&kvt_rank_ops_ref, *a_args), b_verdict = rank_case_unpack(run->ops, *b_args);
     if (a_verdict != b_verdict) return differs(run, "the verdict", a_verdict);
     for (uint32_t p = 0; a_verdict && p < run->shape.plane_count; p++)
         if (!same_bytes(run, "unpacked plane", a->target[p].bytes, b->target[p].bytes, a->target[p].size)) return false;

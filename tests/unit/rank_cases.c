@@ -147,3 +147,27 @@ struct kvt_rank_unpack rank_case_unpack_args(struct rank_case *c, const struct k
     memcpy(args.symbol, packed->table.symbol, sizeof args.symbol);
     return args;
 }
+
+static const uint8_t *exact_copy(const uint8_t *bytes, size_t size)
+{
+    uint8_t *copy = kvt_alloc(1, size + KVT_RANK_SLACK);
+    memcpy(copy, bytes, size);
+    memset(copy + size, 0x3c, KVT_RANK_SLACK);
+    return copy;
+}
+
+bool rank_case_unpack(const struct kvt_rank_ops *ops, struct kvt_rank_unpack args)
+{
+    for (uint32_t k = 0; k < 2; k++) {
+        args.second[k] = exact_copy(args.second[k], ((size_t)args.second_count + 7) / 8);
+        args.third[k] = exact_copy(args.third[k], ((size_t)args.third_count + 7) / 8);
+    }
+    args.escapes = exact_copy(args.escapes, args.escape_count);
+    const bool is_ok = ops->unpack(&args);
+    for (uint32_t k = 0; k < 2; k++) {
+        kvt_free((uint8_t *)(uintptr_t)args.second[k]);
+        kvt_free((uint8_t *)(uintptr_t)args.third[k]);
+    }
+    kvt_free((uint8_t *)(uintptr_t)args.escapes);
+    return is_ok;
+}

@@ -45,7 +45,9 @@ void rank_case_done(struct rank_case *c);
 
 /* Samples, chooses and packs. */
 struct kvt_rank_pack rank_case_pack(struct rank_case *c, const struct kvt_rank_ops *ops);
-/* Unpacks what pack made, into the targets. */
+/* What unpacks into the targets what pack made. */
 struct kvt_rank_unpack rank_case_unpack_args(struct rank_case *c, const struct kvt_rank_pack *packed);
+/* Unpacks from copies of the streams that are as long as the counts say and the slack, no more: ASan sees what reads further. */
+bool rank_case_unpack(const struct kvt_rank_ops *ops, struct kvt_rank_unpack args);
 
 #endif

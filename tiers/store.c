@@ -253,7 +253,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
     store->queue_depth = config->queue_depth ? config->queue_depth : 256;
     store->open_segment = KVT_STORE_NONE;
-    store->super_file = store->event = -1;
+    store->super_file = store->event = store->directory = store->lock_file = -1;
     const enum kvt_status status = open_parts(store, config, error);
     if (status != KVT_OK) {
         if (ret_error && error_bytes > 0 && ret_error[0] == '\0')

@@ -146,7 +146,6 @@ static enum kvt_status scan_directory(struct kvt_store *store, uint32_t slots, s
 
 enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error)
 {
-    store->directory = store->lock_file = -1;
     for (size_t n = strlen(store->path); n > 1 && store->path[n - 1] == '/'; n--) store->path[n - 1] = '\0';
     KVT_TRY(check_path(store->path, error));
     KVT_TRY(make_directory(store, error));

@@ -251,6 +251,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     store->queue_bytes_max = config->queue_bytes ? config->queue_bytes : 64 * KVT_MIB;
     /* What a paced disk writes in a second: a queue is bounded by the time to drain it. */
     if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
+    store->is_existing = config->is_existing;
     store->queue_depth = config->queue_depth ? config->queue_depth : 256;
     store->open_segment = KVT_STORE_NONE;
     store->super_file = store->event = store->directory = store->lock_file = -1;
@@ -543,6 +544,40 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
     pthread_mutex_unlock(&store->lock);
     tell_news(store);
     return status;
+}
+
+enum kvt_status kvt_store_compact(struct kvt_store *store)
+{
+    struct patience patience = patience_for(20 * KVT_STORE_DEADLINE_NS);
+    pthread_mutex_lock(&store->lock);
+    store->is_compacting = true;
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->is_compacting && wait_for_change(store, &patience)) {}
+    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max)
+{
+    enum { ENTRIES_PER_LOCK = 4096 };
+    uint32_t count = 0;
+    while (count < max) {
+        pthread_mutex_lock(&store->lock);
+        const uint64_t capacity = store->index.capacity;
+        for (uint32_t i = 0; i < ENTRIES_PER_LOCK && count < max && *cursor < capacity; i++) {
+            const struct kvt_store_entry *entry = &store->index.entries[(*cursor)++];
+            if (entry->state != KVT_ENTRY_LIVE) continue;
+            struct kvt_store_listed *listed = &ret_listed[count++];
+            *listed = (struct kvt_store_listed){ .generation = entry->generation, .length = entry->length, .form = entry->form,
+                                                 .tokens = entry->tokens, .is_private = entry->is_private };
+            memcpy(&listed->name, &entry->name, sizeof listed->name);
+        }
+        pthread_mutex_unlock(&store->lock);
+        if (*cursor >= capacity) break;
+    }
+    return count;
 }
 
 void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])

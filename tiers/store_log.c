@@ -120,20 +120,24 @@ void kvt_store_entry_count(struct kvt_store *store, const struct kvt_store_entry
 {
     struct kvt_segment *segment = &store->segments[entry->segment];
     const uint64_t stored = kvt_store_stored_bytes(entry->length, store->alignment);
-    const uint64_t held = entry->holds > 0 ? stored : 0;
+    const uint32_t is_held = entry->holds > 0;
+    const uint64_t held = is_held ? stored : 0;
     if (sign < 0) {
         KVT_ASSERT(segment->records > 0);
         KVT_ASSERT(segment->live_bytes >= stored);
         KVT_ASSERT(segment->held_bytes >= held);
+        KVT_ASSERT(segment->held_records >= is_held);
         segment->records--;
         segment->live_bytes -= stored;
         segment->held_bytes -= held;
+        segment->held_records -= is_held;
         store->stats.live_bytes -= stored;
         store->stats.held_bytes -= held;
     } else {
         segment->records++;
         segment->live_bytes += stored;
         segment->held_bytes += held;
+        segment->held_records += is_held;
         store->stats.live_bytes += stored;
         store->stats.held_bytes += held;
     }

@@ -81,7 +81,7 @@ struct kvt_segment {
     uint64_t allocated_bytes;
     bool is_dirty;           /* written since its last sync was submitted */
     /* shared: under the lock */
-    uint32_t records;        /* live in it */
+    uint32_t records, held_records; /* live in it; held of those */
     uint32_t readers;        /* gets in flight */
     uint64_t live_bytes, held_bytes;
 };
@@ -173,6 +173,7 @@ struct kvt_store {
     int directory, lock_file;
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
     uint32_t queue_depth;
+    bool is_existing;        /* a tool's open: nothing is made */
     uint64_t segment_bytes;
     uint32_t segment_slots;  /* length of `segments` */
     uint32_t segments_max;   /* files at once */
@@ -202,6 +203,7 @@ struct kvt_store {
     bool is_phase_taken;            /* a sync waits for the other phase */
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
+    bool is_compacting;             /* until the I/O thread says that it is done */
     bool is_closing, is_stopping, is_asleep, has_news;
     struct kvt_store_stats stats;
 
@@ -252,6 +254,7 @@ struct kvt_store {
         uint32_t extents_busy;
         uint64_t reserve_bytes;     /* of the open segment, for what is still to be copied */
         uint32_t reserve_count;
+        bool is_keeping_all;        /* compacting: not only what is held or was read */
         uint64_t run;               /* the sync that must be through */
         uint64_t epoch;
     } reclaim;
@@ -263,6 +266,7 @@ struct kvt_store {
         bool has_failed;
         struct kvt_store_io io;
     } syncer;
+    uint64_t compact_below;         /* segments with a lower sequence are looked at; 0: it has not begun */
     int super_file;
     uint64_t super_sequence;
 };

@@ -51,6 +51,8 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
     const char *path = store->path;
     bool is_made = false;
     if (lstat(path, &status) != 0) {
+        if (store->is_existing)
+            return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", path);
         if (mkdir(path, 0700) == 0)
             is_made = true;
         else if (errno == ENOENT)
@@ -69,6 +71,8 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
                 (unsigned)status.st_mode & 0777);
     store->directory = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (store->directory < 0) return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+    if (store->is_existing && fstatat(store->directory, SUPER_NAME, &status, AT_SYMLINK_NOFOLLOW) != 0)
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store in it", path);
     return KVT_OK;
 }
 
@@ -171,6 +175,11 @@ static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
     return directory + 2 * KVT_STORE_BLOCK_BYTES + 16 * KVT_KIB + store->stats.foreign_bytes;
 }
 
+static void count_fixed(struct kvt_store *store)
+{
+    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
+}
+
 static uint64_t meta_bytes(uint64_t records)
 {
     return 2 * KVT_STORE_BLOCK_BYTES + kvt_align_up(records * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
@@ -232,7 +241,7 @@ void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence,
     struct kvt_superblock super = {
         .magic = KVT_SUPERBLOCK_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .alignment = store->alignment,
         .store_id = store->store_id, .sequence = sequence, .epoch = epoch, .segment_bytes = store->segment_bytes,
-        .segment_slots = store->segment_slots };
+        .capacity_bytes = store->capacity_bytes, .segment_slots = store->segment_slots };
     super.crc = kvt_crc32c(0, &super, offsetof(struct kvt_superblock, crc));
     memset(block, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(block, &super, sizeof super);
@@ -309,6 +318,31 @@ static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max
     return KVT_OK;
 }
 
+/* Takes over what the superblock says. Returns why that cannot be, or NULL. */
+static const char *super_adopt(struct kvt_store *store, const struct kvt_superblock *super, uint32_t record_bytes_max)
+{
+    const uint32_t io_alignment = store->alignment;
+    store->alignment = super->alignment;
+    store->store_id = super->store_id;
+    store->epoch = super->epoch;
+    store->super_sequence = super->sequence;
+    store->segment_slots = super->segment_slots;
+    if (store->is_existing) {
+        store->capacity_bytes = super->capacity_bytes;
+        count_fixed(store);
+    }
+    set_geometry(store, super->segment_bytes);
+    const char *why = NULL;
+    if (super->alignment < io_alignment)
+        why = "the device wants a larger alignment";
+    else if (store->segments_max < SEGMENTS_MIN)
+        why = "its segments are too large for the capacity";
+    else if (record_bytes_max > length_max(super->segment_bytes))
+        why = "its segments are too small for the records";
+    if (why) store->alignment = io_alignment;
+    return why;
+}
+
 static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes_max, bool *ret_is_new, struct kvt_store_error error)
 {
     const struct kvt_block_io_ops *ops = store->io->ops;
@@ -316,32 +350,25 @@ static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes
     struct kvt_superblock super = { 0 };
     if (ops->open_file(store->io, SUPER_NAME, false, &store->super_file, &os_errno) == KVT_OK) {
         KVT_TRY(super_read(store, &super, &copies, error));
+    } else if (store->is_existing) {
+        store->super_file = -1;
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", store->path);
     } else if (os_errno != ENOENT || ops->open_file(store->io, SUPER_NAME, true, &store->super_file, &os_errno) != KVT_OK) {
         store->super_file = -1;
         return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be opened: %s", store->path, strerror(os_errno));
     }
-    const uint32_t io_alignment = store->alignment;
-    const char *why = NULL;
-    if (copies > 0) {
-        store->alignment = super.alignment;
-        store->store_id = super.store_id;
-        store->epoch = super.epoch;
-        store->super_sequence = super.sequence;
-        store->segment_slots = super.segment_slots;
-        set_geometry(store, super.segment_bytes);
-        if (super.alignment < io_alignment) why = "the device wants a larger alignment";
-        else if (store->segments_max < SEGMENTS_MIN) why = "its segments are too large for the capacity";
-        else if (record_bytes_max > length_max(super.segment_bytes)) why = "its segments are too small for the records";
-    }
+    const char *why = copies > 0 ? super_adopt(store, &super, record_bytes_max) : NULL;
     *ret_is_new = copies == 0 || why != NULL;
     if (*ret_is_new) {
+        if (store->is_existing)
+            return kvt_store_refuse(error, KVT_CORRUPT, "path is %s: %s", store->path, why ? why : "its superblock is damaged");
         if (why) kvt_log(&store->env, KVT_LOG_WARN, "%s: starts empty: %s", store->path, why);
-        store->alignment = io_alignment;
         return format(store, record_bytes_max, error);
     }
     const bool has_grown = store->segments_max > store->segment_slots;
     store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
-    return copies < 2 || has_grown ? supers_write(store, error) : KVT_OK;
+    const bool is_changed = copies < 2 || has_grown || super.capacity_bytes != store->capacity_bytes;
+    return is_changed ? supers_write(store, error) : KVT_OK;
 }
 
 /* ---- Segments found at open ----------------------------------------------------------------------------------------- */
@@ -606,7 +633,7 @@ static enum kvt_status take_tables(struct kvt_store *store)
 enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
 {
     bool is_new = true;
-    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
+    count_fixed(store);
     KVT_TRY(super_open(store, record_bytes_max, &is_new, error));
     const uint64_t foreign_before = store->stats.foreign_bytes;
     KVT_TRY(scan_directory(store, store->segment_slots, error));

@@ -38,6 +38,7 @@ struct kvt_gpu_job {
     void *user;
     uint64_t link_bytes;       /* set by run before it returns: bytes that crossed the link, for pacing; 0: none */
     uint64_t link_ns;          /* set by the device: time that pacing took */
+    bool is_failed;            /* set by the device before done: what run would have written is undefined */
     struct kvt_gpu_job *next;  /* the device's */
 };
 
@@ -54,13 +55,13 @@ struct kvt_gpu_ops {
     enum kvt_status (*open)(const struct kvt_gpu_config *config, const struct kvt_env *env, struct kvt_gpu **ret_gpu);
     void (*close)(struct kvt_gpu *gpu); /* waits for all work to end */
 
-    /* Device memory; NULL when refused. The emulated device's can be read and written by the CPU. */
+    /* Device memory; NULL when refused. The emulated one's can be used by the CPU. Free waits for all work first. */
     void *(*memory_alloc)(struct kvt_gpu *gpu, size_t size_bytes);
     void (*memory_free)(struct kvt_gpu *gpu, void *memory, size_t size_bytes);
 
     /*
      * A stream of the device's own (engine_stream NULL), or the number of an engine's stream, the same number each time
-     * it is asked for. FULL: more than KVT_GPU_STREAMS_MAX.
+     * it is asked for. Numbered from 0 in the order of asking. FULL: more than KVT_GPU_STREAMS_MAX. NOMEM.
      */
     enum kvt_status (*stream)(struct kvt_gpu *gpu, void *engine_stream, uint32_t *ret_stream);
 

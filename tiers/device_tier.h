@@ -16,6 +16,9 @@
 
 struct kvt_codec;
 
+/* The tier's streams on its device. Copies within the device run between fetches: both fill slots for the next step. */
+enum { KVT_DEVICE_STREAM_STASH, KVT_DEVICE_STREAM_FETCH, KVT_DEVICE_STREAMS };
+
 /*
  * Where a block's bytes lie on the device, when an engine owns the memory: one segment for each (layer, plane), in layer
  * order; a state group has one for each layer. Segment s of slot n starts at base[s] + n * stride[s] and holds

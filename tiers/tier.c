@@ -33,6 +33,7 @@ enum kvt_status kvt_tier_submit(struct kvt_tier *tier, struct kvt_tier_op *op)
     /* Before the call: a worker may hand the op back before submit returns. */
     op->is_in_flight = true;
     op->next = NULL;
+    op->ret_mark = 0;
     tier->in_flight++;
     const enum kvt_status status = tier->ops->submit(tier, op);
     KVT_ASSERT(status == KVT_OK || status == KVT_FULL);

@@ -63,6 +63,9 @@ struct kvt_tier_op {
     bool is_private;        /* nvme stash: the record dies with the process and is swept at the next open */
     kvt_mark after[2];      /* device: the op starts only when both marks are reached (0: nothing to wait for) */
 
+    /* Set by a submit that returns OK. */
+    kvt_mark ret_mark; /* device: reached when the op is done; work that must see its bytes waits for it. Others: 0 */
+
     /* Set by the tier before poll hands the op back. */
     enum kvt_status status; /* OK | FULL (stash: does not fit in host_capacity, or no room) | IO | CORRUPT | NOTFOUND | SHUTDOWN */
     int os_errno;           /* for logs only */

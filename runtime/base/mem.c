@@ -22,7 +22,8 @@ static bool allocation_fails(void)
 
 void *kvt_alloc(size_t count, size_t size)
 {
-    if (allocation_fails()) return NULL;
+    uint64_t bytes;
+    if (allocation_fails() || !kvt_multiply(count, size, &bytes)) return NULL;
     return calloc(count ? count : 1, size ? size : 1);
 }
 

@@ -1,0 +1,63 @@
+/*
+ * registry: which policies there are. One line for each, in the order that --help shows; the first one is the default.
+ *
+ * A policy defines kvt_policy_<word> or kvt_admission_<word>, and nothing but this file names it.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "policy/policy.h"
+#include "runtime/base/bytes.h"
+
+#define EVICTION_POLICIES(X) \
+    X(lru)                   \
+    X(lru_reward)            \
+    X(fifo)                  \
+    X(clock)                 \
+    X(lfu)                   \
+    X(sieve)                 \
+    X(s3fifo)                \
+    X(arc)                   \
+    X(two_q)                 \
+    X(lirs)                  \
+    X(gdsf)
+
+#define ADMISSION_POLICIES(X) \
+    X(all)                    \
+    X(second_sight)
+
+#define DECLARE_EVICTION(word) extern const struct kvt_policy_ops kvt_policy_##word;
+#define DECLARE_ADMISSION(word) extern const struct kvt_admission_ops kvt_admission_##word;
+EVICTION_POLICIES(DECLARE_EVICTION)
+ADMISSION_POLICIES(DECLARE_ADMISSION)
+
+#define ADDRESS_OF_EVICTION(word) &kvt_policy_##word,
+#define ADDRESS_OF_ADMISSION(word) &kvt_admission_##word,
+static const struct kvt_policy_ops *const policies[] = { EVICTION_POLICIES(ADDRESS_OF_EVICTION) };
+static const struct kvt_admission_ops *const admissions[] = { ADMISSION_POLICIES(ADDRESS_OF_ADMISSION) };
+
+const struct kvt_policy_ops *kvt_policy_at(uint32_t i)
+{
+    return i < KVT_ARRAY_COUNT(policies) ? policies[i] : NULL;
+}
+
+const struct kvt_policy_ops *kvt_policy_find(const char *name)
+{
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(policies); i++) {
+        if (strcmp(policies[i]->name, name) == 0) return policies[i];
+    }
+    return NULL;
+}
+
+const struct kvt_admission_ops *kvt_admission_at(uint32_t i)
+{
+    return i < KVT_ARRAY_COUNT(admissions) ? admissions[i] : NULL;
+}
+
+const struct kvt_admission_ops *kvt_admission_find(const char *name)
+{
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(admissions); i++) {
+        if (strcmp(admissions[i]->name, name) == 0) return admissions[i];
+    }
+    return NULL;
+}

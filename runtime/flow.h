@@ -1,0 +1,43 @@
+/*
+ * flow: transfers from their beginning to their one end.
+ *
+ * Begin reserves everything that the whole way needs, or nothing. Completions change copy states, count, and start the second leg.
+ *
+ * Thread: under the runtime's lock.
+ */
+#ifndef KVT_RUNTIME_FLOW_H
+#define KVT_RUNTIME_FLOW_H
+
+#include "runtime/core.h"
+
+enum kvt_flow {
+    KVT_FLOW_STARTED,
+    KVT_FLOW_THERE,        /* nothing to do: the copy is there, or on its way already */
+    KVT_FLOW_WAIT,         /* its source is being filled: ask again after the next completion */
+    KVT_FLOW_NO_DEVICE_SLOT,
+    KVT_FLOW_NO_HOST_SLOT,
+    KVT_FLOW_BUSY,         /* no transfer free, or the store refuses for the moment */
+    KVT_FLOW_LOST          /* no tier holds it */
+};
+
+/* Fills the device copy of a block from the fastest tier that has its bytes (or its origin's). */
+enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
+
+/*
+ * Starts the copy within the device that fills a block whose slot is reserved already, from its origin, which is RESIDENT.
+ * A transfer is free.
+ */
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t index);
+
+/* Copies a block one tier down: device -> host, host -> nvme. */
+enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
+enum kvt_flow kvt_flow_stash_to_nvme(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
+
+/* Takes what the tiers hand back, at most a batch from each. True when a batch was full. */
+bool kvt_flow_poll(struct kvt_core *core);
+/* Abandons what is past its deadline. */
+void kvt_flow_check_deadlines(struct kvt_core *core);
+/* Hands to the tiers what waits for a place in their queues. */
+void kvt_flow_submit_waiting(struct kvt_core *core);
+
+#endif

@@ -1,0 +1,189 @@
+#include "runtime/options.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/bytes.h"
+
+#define STAGING_BYTES_MAX (16 * KVT_MIB)
+#define STAGING_BYTES_MIN (1 * KVT_MIB)
+#define CHUNK_BYTES_MAX   (64 * KVT_MIB)
+#define CHUNK_ALIGNMENT   (4 * KVT_KIB)
+#define DEVICE_SLOTS_MAX  (UINT32_MAX / 4)
+#define BLOCKS_MAX        (UINT32_MAX / 4)
+
+struct refusal { char *text; size_t bytes; };
+
+static enum kvt_status refuse(struct refusal refusal, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static enum kvt_status refuse(struct refusal refusal, const char *format, ...)
+{
+    if (!refusal.text) return KVT_INVAL;
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(refusal.text, refusal.bytes, format, arguments);
+    va_end(arguments);
+    return KVT_INVAL;
+}
+
+static void fill_defaults(struct kvt_config *config)
+{
+    if (!config->model) config->model = "";
+    if (config->world == 0) config->world = 1;
+    if (!config->device_policy) config->device_policy = "lru";
+    if (!config->host_policy) config->host_policy = config->device_policy;
+    if (!config->admission) config->admission = "all";
+    if (config->sequences_max == 0) config->sequences_max = 4096;
+    if (config->transfers_max == 0) config->transfers_max = 1024;
+    if (config->prefetch_bytes_max == 0) config->prefetch_bytes_max = 64 * KVT_MIB;
+    if (config->transfer_deadline_ns == 0) config->transfer_deadline_ns = 30u * UINT64_C(1000000000);
+    if (config->step_ns == 0) config->step_ns = 20u * 1000u * 1000u;
+}
+
+static enum kvt_status check(const struct kvt_config *config, struct refusal refusal)
+{
+    char shape_error[128];
+    if (kvt_shape_check(&config->shape, shape_error, sizeof shape_error) != KVT_OK) return refuse(refusal, "shape: %s", shape_error);
+    if (config->secret_bytes > 64) return refuse(refusal, "secret_bytes is %zu: at most 64", config->secret_bytes);
+    if (config->secret_bytes > 0 && !config->secret) return refuse(refusal, "secret is NULL: secret_bytes is %zu", config->secret_bytes);
+    if (config->rank >= config->world) return refuse(refusal, "rank is %u: below world, which is %u", config->rank, config->world);
+    if ((uint32_t)config->device > KVT_DEVICE_EMULATED) return refuse(refusal, "device is %d: auto, cuda or emulated", (int)config->device);
+    if ((uint32_t)config->prefetch > KVT_PREFETCH_OFF)
+        return refuse(refusal, "prefetch is %d: lookahead, demand or off", (int)config->prefetch);
+    if (!kvt_policy_find(config->device_policy)) return refuse(refusal, "device_policy is '%s': no such policy", config->device_policy);
+    if (!kvt_policy_find(config->host_policy)) return refuse(refusal, "host_policy is '%s': no such policy", config->host_policy);
+    if (!kvt_admission_find(config->admission)) return refuse(refusal, "admission is '%s': no such policy", config->admission);
+    if (config->nvme_path && config->host_bytes == 0)
+        return refuse(refusal, "host_bytes is 0: the nvme tier works through host memory");
+    if (!config->nvme_path && config->nvme_bytes > 0)
+        return refuse(refusal, "nvme_path is NULL: nvme_bytes is %llu", (unsigned long long)config->nvme_bytes);
+    return KVT_OK;
+}
+
+/* A token's weight in HBM: what it adds while it is needed; a state group's two snapshots count as a thousand tokens' worth. */
+static double weight_of(const struct kvt_group_shape *group, uint32_t block_tokens)
+{
+    if (group->kind == KVT_GROUP_STATE) return (double)kvt_group_block_bytes(group, block_tokens) * 2 / 1024;
+    return (double)kvt_group_bytes_per_token(group);
+}
+
+/* Groups with equal block bytes share a pool; the others get shares by weight, at least two slots each. */
+static enum kvt_status share_out_device(struct kvt_options *options, struct refusal refusal)
+{
+    const struct kvt_config *config = &options->config;
+    struct kvt_core_config *core = &options->core;
+    double weight[KVT_GROUPS_MAX] = { 0 };
+    double weight_total = 0;
+    for (uint32_t g = 0; g < config->shape.group_count; g++) {
+        const struct kvt_group_shape *group = &config->shape.groups[g];
+        const uint64_t bytes = kvt_group_block_bytes(group, config->shape.block_tokens);
+        uint32_t p = 0;
+        while (p < core->pool_count && options->slot_bytes[p] != bytes) p++;
+        if (p == core->pool_count) options->slot_bytes[core->pool_count++] = bytes;
+        core->pool_of_group[g] = p;
+        weight[p] += weight_of(group, config->shape.block_tokens);
+        weight_total += weight_of(group, config->shape.block_tokens);
+    }
+    for (uint32_t p = 0; p < core->pool_count; p++) {
+        const double share = core->pool_count == 1 ? 1.0 : weight[p] / weight_total;
+        const uint64_t slots = (uint64_t)((double)config->device_bytes * share) / options->slot_bytes[p];
+        if (slots < 1)
+            return refuse(refusal, "device_bytes is %llu: a block alone takes %llu", (unsigned long long)config->device_bytes,
+                          (unsigned long long)options->slot_bytes[p]);
+        if (slots > DEVICE_SLOTS_MAX)
+            return refuse(refusal, "device_bytes is %llu: at most %u blocks", (unsigned long long)config->device_bytes, DEVICE_SLOTS_MAX);
+        core->pool_slots[p] = (uint32_t)slots;
+    }
+    return KVT_OK;
+}
+
+/* The host budget covers everything: slots, the store's buffers, the codec's scratch. */
+static enum kvt_status share_out_host(struct kvt_options *options, struct refusal refusal)
+{
+    const struct kvt_config *config = &options->config;
+    if (config->host_bytes == 0) return KVT_OK;
+    uint64_t raw_max = 0;
+    for (uint32_t p = 0; p < options->core.pool_count; p++) raw_max = kvt_max_u64(raw_max, options->slot_bytes[p]);
+    if (config->nvme_path) {
+        /* A record must fit in a staging buffer, with its header and padding; two of them, so that reads and writes overlap. */
+        const uint64_t record = kvt_align_up(raw_max + 8 * KVT_KIB, 4 * KVT_KIB);
+        options->staging_bytes = kvt_max_u64(kvt_min_u64(STAGING_BYTES_MAX, config->host_bytes / 8), STAGING_BYTES_MIN);
+        options->staging_bytes = kvt_align_up(kvt_max_u64(options->staging_bytes, 4 * record), KVT_MIB);
+    }
+    const uint64_t overhead = options->staging_bytes + options->scratch_bytes;
+    if (config->host_bytes < overhead + raw_max + CHUNK_ALIGNMENT)
+        return refuse(refusal, "host_bytes is %llu: at least %llu (a block and the buffers of transfers)",
+                      (unsigned long long)config->host_bytes, (unsigned long long)(overhead + raw_max + CHUNK_ALIGNMENT));
+    options->host_slot_bytes = config->host_bytes - overhead;
+    /* Small chunks pass from one slot class to another quickly; large ones are quick to prepare. */
+    uint64_t chunk = kvt_min_u64(CHUNK_BYTES_MAX, options->host_slot_bytes / 32);
+    chunk = kvt_max_u64(chunk, kvt_min_u64(4 * raw_max, options->host_slot_bytes / 4));
+    chunk = kvt_max_u64(chunk, raw_max);
+    options->host_chunk_bytes = kvt_align_up(chunk, CHUNK_ALIGNMENT);
+    if (options->host_chunk_bytes > options->host_slot_bytes) options->host_chunk_bytes = options->host_slot_bytes & ~(CHUNK_ALIGNMENT - 1);
+    return KVT_OK;
+}
+
+/* Everything that changes a block's bytes beside its tokens, as text: its digest is the namespace. */
+static struct kvt_key space_of(const struct kvt_config *config, uint32_t g)
+{
+    const struct kvt_group_shape *group = &config->shape.groups[g];
+    char text[512];
+    const int length = snprintf(text, sizeof text,
+        "kvtier/1 model=%.128s group=%u/%u kind=%d dtype=%s layers=%u planes=%u heads=%u dim=%u window=%u sinks=%u state=%llu "
+        "block_tokens=%u layout=LPTHD rank=%u/%u", config->model, g, config->shape.group_count, (int)group->kind,
+        kvt_dtype_name(group->dtype), group->layers, group->planes ? group->planes : 2, group->kv_heads, group->head_dim,
+        group->window_tokens, group->sink_tokens, (unsigned long long)group->state_bytes, config->shape.block_tokens,
+        config->rank, config->world);
+    struct kvt_key parts[2] = { kvt_key_digest(text, (size_t)length), kvt_key_digest(config->model, strlen(config->model)) };
+    return kvt_key_digest(parts, sizeof parts);
+}
+
+static void fill_core(struct kvt_options *options)
+{
+    const struct kvt_config *config = &options->config;
+    struct kvt_core_config *core = &options->core;
+    core->shape = config->shape;
+    for (uint32_t g = 0; g < config->shape.group_count; g++) core->space[g] = space_of(config, g);
+    core->secret = config->secret;
+    core->secret_bytes = config->secret_bytes;
+    core->sequences_max = config->sequences_max;
+    core->transfers_max = config->transfers_max;
+    core->prefetch_bytes_max = config->prefetch_bytes_max;
+    core->transfer_deadline_ns = config->transfer_deadline_ns;
+    core->step_ns = config->step_ns;
+    core->prefill_tokens_per_s = config->prefill_tokens_per_s;
+    core->prefetch = config->prefetch;
+    core->is_packing = !config->is_codec_off;
+    core->device_policy = kvt_policy_find(config->device_policy);
+    core->host_policy = kvt_policy_find(config->host_policy);
+    core->admission = kvt_admission_find(config->admission);
+
+    /* Blocks on the device, in host memory (packed ones take less than raw ones), and held with a record on nvme alone. */
+    uint64_t blocks = 1024;
+    uint64_t slot_min = UINT64_MAX;
+    for (uint32_t p = 0; p < core->pool_count; p++) {
+        blocks += core->pool_slots[p];
+        slot_min = kvt_min_u64(slot_min, options->slot_bytes[p]);
+    }
+    blocks += 8 * (options->host_slot_bytes / slot_min + 1);
+    if (config->nvme_path) blocks += 2 * (config->nvme_bytes / slot_min + 1);
+    core->blocks_max = (uint32_t)kvt_min_u64(blocks, BLOCKS_MAX);
+}
+
+enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t scratch_bytes, struct kvt_options *ret_options,
+                                    char *ret_error, size_t error_bytes)
+{
+    const struct refusal refusal = { ret_error, error_bytes };
+    if (config->size != sizeof *config || config->version != KVT_VERSION)
+        return refuse(refusal, "config size is %u, version %u: %zu and %u here", config->size, config->version, sizeof *config, KVT_VERSION);
+    struct kvt_options options = { .config = *config, .scratch_bytes = config->is_codec_off ? 0 : scratch_bytes };
+    fill_defaults(&options.config);
+    KVT_TRY(check(&options.config, refusal));
+    KVT_TRY(share_out_device(&options, refusal));
+    KVT_TRY(share_out_host(&options, refusal));
+    fill_core(&options);
+    *ret_options = options;
+    return KVT_OK;
+}

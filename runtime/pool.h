@@ -1,0 +1,49 @@
+/*
+ * pool: the slots of one device pool: which are free, and whose the others are.
+ *
+ * A slot is on the free list or belongs to exactly one copy, or to one transfer in quarantine (invariant 1). A slot remembers
+ * the mark of the last compute work that touched it: a transfer that reads or overwrites it waits for that mark (invariant 6).
+ *
+ * Owns:    slot numbers, owners, marks, and the eviction policy's instance.
+ * Thread:  under the runtime's lock.
+ */
+#ifndef KVT_RUNTIME_POOL_H
+#define KVT_RUNTIME_POOL_H
+
+#include "kernels/gpu.h"
+#include "policy/policy.h"
+#include "runtime/block.h"
+
+struct kvt_pool {
+    uint64_t slot_bytes;
+    uint32_t slot_count;
+    uint32_t free_count;
+    uint32_t *free_slots;   /* a stack of free_count slots */
+    uint32_t *owner;        /* block of each slot; KVT_NO_BLOCK: free or in quarantine */
+    kvt_mark *marks;        /* last compute use of each slot */
+    const struct kvt_policy_ops *policy_ops;
+    struct kvt_policy *policy;
+
+    uint32_t claimed;       /* blocks of this pool with users > 0, on the device or on their way */
+    uint32_t leaving;       /* copies whose eviction is under way */
+    uint32_t quarantined;   /* slots of abandoned transfers */
+    uint32_t fruitless;     /* victims in a row that could not leave; reset by any progress */
+    uint32_t wanted;        /* free slots that an append waits for; 0: none */
+    uint32_t low, high;     /* watermarks: eviction starts below low free slots and ends at high */
+    uint32_t used_peak;
+    uint64_t evictions;
+};
+
+/* NOMEM. policy_ops as kvt_policy_find() gave it. */
+KVT_NODISCARD enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32_t slot_count,
+                                            const struct kvt_policy_ops *policy_ops, uint64_t seed);
+void kvt_pool_done(struct kvt_pool *pool);
+
+/* A free slot, now owned by block; KVT_NO_SLOT when none is free. */
+uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block);
+/* The slot's owner is done with it. */
+void kvt_pool_give(struct kvt_pool *pool, uint32_t slot);
+
+size_t kvt_pool_bytes(const struct kvt_pool *pool);
+
+#endif

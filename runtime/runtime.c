@@ -1,0 +1,503 @@
+/*
+ * runtime: the composition root: opens the parts, holds the lock, serves the public calls.
+ *
+ * Each call takes the lock, lets the core decide, pumps it once, and tells waiters when something became ready. The pump thread
+ * (pump.c) does the same when a tier completes something or a timer is due.
+ */
+#include "runtime/runtime.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "runtime/options.h"
+#include "tiers/codec.h"
+#include "tiers/device_tier.h"
+#include "tiers/nvme_tier.h"
+#include "kvtier/store.h"
+
+#define COPY_STREAMS  2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
+#define ENGINE_STREAMS 8
+
+/* ---- Fork ------------------------------------------------------------------------------------------------------------ */
+
+static _Atomic uint32_t fork_count; /* shared: grows in every child */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
+
+bool kvt_runtime_is_child(const struct kvt_runtime *runtime) { return atomic_load(&fork_count) != runtime->fork_count; }
+
+/* ---- The lock ---------------------------------------------------------------------------------------------------------- */
+
+void kvt_runtime_lock(struct kvt_runtime *runtime)
+{
+    (void)pthread_mutex_lock(&runtime->lock);
+    runtime->core.now_ns = kvt_max_u64(runtime->core.now_ns, kvt_env_now_ns(&runtime->env));
+}
+
+/* One bounded round of the core, and the news of it to whoever waits. */
+bool kvt_runtime_pump(struct kvt_runtime *runtime)
+{
+    const bool is_more = kvt_core_pump(&runtime->core, kvt_env_now_ns(&runtime->env));
+    if (runtime->core.events != runtime->events_told) {
+        runtime->events_told = runtime->core.events;
+        (void)pthread_cond_broadcast(&runtime->changed);
+        const uint64_t one = 1;
+        (void)!write(runtime->event_fd, &one, sizeof one);
+    }
+    return is_more;
+}
+
+void kvt_runtime_unlock(struct kvt_runtime *runtime)
+{
+    if (kvt_runtime_pump(runtime)) kvt_runtime_wake(runtime);
+    const uint64_t timer_ns = kvt_core_next_timer(&runtime->core);
+    const bool is_sooner = timer_ns < runtime->pump_timer_ns;
+    (void)pthread_mutex_unlock(&runtime->lock);
+    if (is_sooner) kvt_runtime_wake(runtime);
+}
+
+void kvt_runtime_wake(void *user)
+{
+    struct kvt_runtime *runtime = user;
+    const uint64_t one = 1;
+    (void)!write(runtime->wake_fd, &one, sizeof one);
+}
+
+/* ---- Open and close ---------------------------------------------------------------------------------------------------- */
+
+struct kvt_config kvt_config_default(void)
+{
+    return (struct kvt_config){ .size = sizeof(struct kvt_config), .version = KVT_VERSION };
+}
+
+static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error, size_t error_bytes)
+{
+    const struct kvt_config *config = &options->config;
+    const struct kvt_wake wake = { kvt_runtime_wake, runtime };
+    if (config->nvme_path) {
+        const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
+            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes, .wake = wake,
+            .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
+        KVT_TRY(kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme));
+    }
+    if (config->host_bytes > 0) {
+        const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
+            .chunk_bytes = options->host_chunk_bytes, .is_pinning_wanted = true, .wake = wake };
+        KVT_TRY(kvt_host_tier_open(&host, &runtime->env, &runtime->host));
+    }
+    struct kvt_device_tier_config device = { .shape = config->shape, .pool_count = options->core.pool_count,
+        .gpu = runtime->env.gpu, .codec = runtime->codec, .wake = wake,
+        .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s, .link_latency_ns = config->link_hbm_latency_ns } };
+    memcpy(device.pool_of_group, options->core.pool_of_group, sizeof device.pool_of_group);
+    memcpy(device.pool_slots, options->core.pool_slots, sizeof device.pool_slots);
+    if (config->device == KVT_DEVICE_EMULATED) device.gpu = &kvt_gpu_emulated_ops;
+    return kvt_device_tier_open(&device, &runtime->env, &runtime->device);
+}
+
+static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options *options)
+{
+    options->core.device = runtime->device;
+    options->core.host = runtime->host;
+    options->core.host_chunk_bytes = options->host_chunk_bytes;
+    options->core.nvme = runtime->nvme;
+    options->core.gpu = kvt_device_tier_gpu(runtime->device);
+    options->core.env = &runtime->env;
+    /* Private records carry a name that no other process and no later run can ask for. */
+    const uint64_t nonce[3] = { (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
+    options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
+    options->core.seed = runtime->env.seed;
+    return kvt_core_init(&runtime->core, &options->core);
+}
+
+static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config, char *ret_error, size_t error_bytes)
+{
+    KVT_TRY(kvt_key_init());
+    if (kvt_shape_check(&config->shape, NULL, 0) == KVT_OK && !config->is_codec_off)
+        KVT_TRY(kvt_codec_create(&config->shape, &runtime->codec));
+    const uint64_t scratch = runtime->codec ? COPY_STREAMS * (uint64_t)kvt_codec_scratch_bytes(runtime->codec) : 0;
+    struct kvt_options options;
+    KVT_TRY(kvt_options_resolve(config, scratch, &options, ret_error, error_bytes));
+    if (config->device == KVT_DEVICE_CUDA && !runtime->env.gpu && strcmp(kvt_gpu_default_ops()->name, "cuda") != 0) {
+        if (ret_error) (void)snprintf(ret_error, error_bytes, "device is cuda: no CUDA device or driver was found");
+        return KVT_UNSUPPORTED;
+    }
+    KVT_TRY(open_tiers(runtime, &options, ret_error, error_bytes));
+    runtime->overhead_bytes = options.staging_bytes + options.scratch_bytes;
+    KVT_TRY(open_core(runtime, &options));
+    runtime->is_core_open = true;
+    return KVT_OK;
+}
+
+enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
+{
+    if (ret_error && error_bytes) ret_error[0] = '\0';
+    (void)pthread_once(&fork_once, watch_forks);
+    struct kvt_runtime *runtime = kvt_alloc(1, sizeof *runtime);
+    if (!runtime) return KVT_NOMEM;
+    runtime->env = config->env ? *config->env : kvt_env_default();
+    if (!runtime->env.now_ns) runtime->env.now_ns = kvt_env_default().now_ns;
+    runtime->fork_count = atomic_load(&fork_count);
+    runtime->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    runtime->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_condattr_t attributes;
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&runtime->lock, NULL);
+    (void)pthread_cond_init(&runtime->changed, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+
+    enum kvt_status status = runtime->wake_fd < 0 || runtime->event_fd < 0 ? KVT_IO : KVT_OK;
+    if (status == KVT_OK) status = open_parts(runtime, config, ret_error, error_bytes);
+    if (status == KVT_OK && !runtime->env.is_single_threaded) status = kvt_pump_start(runtime);
+    if (status != KVT_OK) {
+        kvt_close(&runtime);
+        return status;
+    }
+    *ret_runtime = runtime;
+    return KVT_OK;
+}
+
+static void finish_all(struct kvt_core *core)
+{
+    for (uint32_t s = 0; s < KVT_STEPS_MAX; s++) {
+        struct kvt_step_state *step = &core->steps[s];
+        if (step->is_open) (void)kvt_core_step_end(core, ((uint64_t)step->generation << 32) | (s + 1));
+    }
+    for (uint32_t s = 0; s < core->config.sequences_max && core->sequences[s].generation != 0; s++) {
+        if (core->sequences[s].mode != KVT_SEQUENCE_FREE) kvt_sequence_finish(core, &core->sequences[s], true);
+    }
+}
+
+/* Waits for what is in flight. False: some of it did not come back in time; its memory must stay. */
+static bool drain(struct kvt_runtime *runtime)
+{
+    struct kvt_core *core = &runtime->core;
+    const uint64_t deadline_ns = kvt_env_now_ns(&runtime->env) + core->config.transfer_deadline_ns;
+    while (core->transfers.in_flight > 0) {
+        kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
+        if (runtime->env.is_single_threaded) {
+            const struct kvt_gpu_ops *gpu = core->gpu->ops;
+            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
+                (void)kvt_gpu_emulated_run(core->gpu, s);
+        } else if (core->transfers.in_flight > 0) {
+            (void)kvt_pump_sleep(runtime, 10u * 1000u * 1000u);
+        }
+        if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
+    }
+    return true;
+}
+
+void kvt_close(struct kvt_runtime **runtime_pointer)
+{
+    struct kvt_runtime *runtime = *runtime_pointer;
+    if (!runtime) return;
+    *runtime_pointer = NULL;
+    if (kvt_runtime_is_child(runtime)) return; /* threads, rings and the device stayed with the parent */
+    kvt_pump_stop(runtime);
+    bool is_drained = true;
+    if (runtime->is_core_open) {
+        finish_all(&runtime->core);
+        is_drained = drain(runtime);
+    }
+    if (!is_drained) {
+        /* A device or a disk still owns some of the memory: leaking it is the only safe way. */
+        kvt_log(&runtime->env, KVT_LOG_ERROR, "close: transfers did not come back; their memory stays mapped");
+        return;
+    }
+    if (runtime->is_core_open) kvt_core_done(&runtime->core);
+    kvt_tier_close(&runtime->device);
+    kvt_tier_close(&runtime->nvme);
+    kvt_host_tier_close(&runtime->host);
+    kvt_codec_destroy(&runtime->codec);
+    if (runtime->wake_fd >= 0) (void)close(runtime->wake_fd);
+    if (runtime->event_fd >= 0) (void)close(runtime->event_fd);
+    (void)pthread_cond_destroy(&runtime->changed);
+    (void)pthread_mutex_destroy(&runtime->lock);
+    kvt_free(runtime);
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------------------------------------ */
+
+/* Begins a call on one sequence: leaves the calling function when that is impossible. */
+#define BEGIN_SEQUENCE(runtime, seq, sequence)                                       \
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;                                      \
+    kvt_runtime_lock(runtime);                                                       \
+    struct kvt_sequence *sequence = kvt_sequence_of(&(runtime)->core, seq);          \
+    if (!sequence) {                                                                 \
+        kvt_runtime_unlock(runtime);                                                 \
+        return KVT_INVAL;                                                            \
+    }
+
+static enum kvt_status end_call(struct kvt_runtime *runtime, enum kvt_status status)
+{
+    kvt_runtime_unlock(runtime);
+    return status;
+}
+
+/* NULL is the default stream; it has a number like any other. */
+static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    return gpu->ops->stream(gpu, stream ? stream : kvt_emulated_stream(runtime, 0), ret_number);
+}
+
+enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params, kvt_seq *ret_seq, uint64_t *ret_reused)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    struct kvt_sequence *sequence;
+    const enum kvt_status status = kvt_sequence_create(&runtime->core, params, &sequence);
+    if (status == KVT_OK) {
+        *ret_seq = kvt_sequence_handle(&runtime->core, sequence);
+        *ret_reused = sequence->reused;
+    }
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n, enum kvt_room *ret_room)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    return end_call(runtime, kvt_sequence_append(&runtime->core, sequence, n, ret_room));
+}
+
+enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens, uint64_t n, uint32_t flags, kvt_stream stream)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    uint32_t number = 0;
+    enum kvt_status status = stream_number(runtime, stream, &number);
+    if (status == KVT_OK) status = kvt_sequence_commit(&runtime->core, sequence, tokens, n, flags, number, NULL);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *ret_fork)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    struct kvt_sequence *fork;
+    const enum kvt_status status = kvt_sequence_fork(&runtime->core, sequence, &fork);
+    if (status == KVT_OK) *ret_fork = kvt_sequence_handle(&runtime->core, fork);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens, const uint32_t *tail_tokens, uint64_t *ret_kept)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    return end_call(runtime, kvt_sequence_truncate(&runtime->core, sequence, tokens, tail_tokens, ret_kept));
+}
+
+enum kvt_status kvt_seq_window(struct kvt_runtime *runtime, kvt_seq seq, uint64_t sinks, uint64_t window)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    return end_call(runtime, kvt_sequence_window(&runtime->core, sequence, sinks, window));
+}
+
+enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    return end_call(runtime, kvt_sequence_idle(&runtime->core, sequence));
+}
+
+enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    return end_call(runtime, kvt_sequence_resume(&runtime->core, sequence, ret_room));
+}
+
+enum kvt_status kvt_seq_finish(struct kvt_runtime *runtime, kvt_seq seq, bool keep)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    if (sequence->step != UINT32_MAX) return end_call(runtime, KVT_INVAL);
+    kvt_sequence_finish(&runtime->core, sequence, keep);
+    return end_call(runtime, KVT_OK);
+}
+
+uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq)
+{
+    if (kvt_runtime_is_child(runtime)) return 0;
+    kvt_runtime_lock(runtime);
+    const struct kvt_sequence *sequence = kvt_sequence_of(&runtime->core, seq);
+    const uint64_t tokens = sequence ? sequence->tokens : 0;
+    kvt_runtime_unlock(runtime);
+    return tokens;
+}
+
+enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, uint32_t *ret_slots, uint64_t max,
+                              uint64_t *ret_first, uint64_t *ret_count)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    const struct kvt_core *core = &runtime->core;
+    if (group >= core->group_count || sequence->step == UINT32_MAX) return end_call(runtime, KVT_INVAL);
+    const struct kvt_sequence_table *table = &sequence->groups[group];
+    const bool is_state = core->groups[group].kind == KVT_GROUP_STATE;
+    const uint32_t first = is_state || core->groups[group].sink_tokens > 0 ? 0 : table->first;
+    const uint64_t count = is_state ? (table->live != KVT_NO_BLOCK) : table->count - first;
+    for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
+        const uint32_t block = is_state ? table->live : table->blocks[first + i];
+        ret_slots[i] = block == KVT_NO_BLOCK ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+    }
+    *ret_first = first;
+    *ret_count = count;
+    return end_call(runtime, KVT_OK);
+}
+
+enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, struct kvt_block_key *ret_keys, uint64_t max,
+                             uint64_t *ret_first, uint64_t *ret_count)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    const struct kvt_core *core = &runtime->core;
+    if (group >= core->group_count) return end_call(runtime, KVT_INVAL);
+    const struct kvt_sequence_table *table = &sequence->groups[group];
+    const uint64_t count = table->count - table->first;
+    for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
+        ret_keys[i] = (struct kvt_block_key){ 0, 0 };
+        const uint32_t block = table->blocks[table->first + i];
+        if (block == KVT_NO_BLOCK || !kvt_block_has(kvt_core_block(core, block), KVT_BLOCK_SEALED)) continue;
+        ret_keys[i] = (struct kvt_block_key){ kvt_core_block(core, block)->key.lo, kvt_core_block(core, block)->key.hi };
+    }
+    *ret_first = table->first;
+    *ret_count = count;
+    return end_call(runtime, KVT_OK);
+}
+
+enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    return end_call(runtime, kvt_core_reset(&runtime->core, ret_kept));
+}
+
+/* ---- Steps and waiting ------------------------------------------------------------------------------------------------------ */
+
+void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
+{
+    if (kvt_runtime_is_child(runtime)) return;
+    kvt_runtime_lock(runtime);
+    kvt_core_expect(&runtime->core, seqs, steps, n);
+    kvt_runtime_unlock(runtime);
+}
+
+enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n, kvt_stream stream, kvt_step *ret_step)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    uint32_t number = 0;
+    enum kvt_status status = stream_number(runtime, stream, &number);
+    if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    return end_call(runtime, kvt_core_step_end(&runtime->core, step));
+}
+
+const char *kvt_stall_name(enum kvt_stall_cause cause)
+{
+    static const char *const names[KVT_STALL_COUNT] = { "late_hint", "no_slot", "nvme_queue", "nvme_link", "host_link", "codec", "other" };
+    return cause < KVT_STALL_COUNT ? names[cause] : "?";
+}
+
+enum kvt_stall_cause kvt_seq_stall(struct kvt_runtime *runtime, kvt_seq seq)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_STALL_OTHER;
+    kvt_runtime_lock(runtime);
+    struct kvt_sequence *sequence = kvt_sequence_of(&runtime->core, seq);
+    const enum kvt_stall_cause cause = sequence ? kvt_core_stall(&runtime->core, sequence) : KVT_STALL_OTHER;
+    kvt_runtime_unlock(runtime);
+    return cause;
+}
+
+static bool wait_for_event(struct kvt_runtime *runtime, uint64_t timeout_ns)
+{
+    const uint64_t deadline_ns = kvt_env_default().now_ns(NULL) + kvt_min_u64(timeout_ns, UINT64_C(1) << 60);
+    const struct timespec deadline = { (time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u) };
+    while (runtime->core.events == runtime->events_waited) {
+        if (pthread_cond_timedwait(&runtime->changed, &runtime->lock, &deadline) == ETIMEDOUT) break;
+    }
+    return runtime->core.events != runtime->events_waited;
+}
+
+bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns)
+{
+    if (kvt_runtime_is_child(runtime)) return false;
+    kvt_runtime_lock(runtime);
+    (void)kvt_runtime_pump(runtime);
+    bool is_news = runtime->core.events != runtime->events_waited;
+    if (!is_news && !runtime->env.is_single_threaded) is_news = wait_for_event(runtime, timeout_ns);
+    runtime->events_waited = runtime->core.events;
+    uint64_t count;
+    (void)!read(runtime->event_fd, &count, sizeof count);
+    kvt_runtime_unlock(runtime);
+    return is_news;
+}
+
+int kvt_eventfd(struct kvt_runtime *runtime) { return runtime->event_fd; }
+
+/* ---- The device ---------------------------------------------------------------------------------------------------------------- */
+
+const char *kvt_device_name(struct kvt_runtime *runtime) { return runtime->core.gpu->ops->name; }
+
+void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot)
+{
+    return runtime->device->ops->map(runtime->device, group, slot);
+}
+
+uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group)
+{
+    return runtime->core.pools[runtime->core.config.pool_of_group[group]].slot_count;
+}
+
+static bool is_emulated(const struct kvt_runtime *runtime) { return runtime->core.gpu->ops == &kvt_gpu_emulated_ops; }
+
+kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i)
+{
+    static char names[ENGINE_STREAMS]; /* only their addresses matter */
+    return is_emulated(runtime) && i < ENGINE_STREAMS ? &names[i] : NULL;
+}
+
+struct launch {
+    struct kvt_gpu_job job;
+    void (*run)(void *user);
+    void *user;
+};
+
+static void run_launch(struct kvt_gpu_job *job)
+{
+    const struct launch *launch = job->user;
+    launch->run(launch->user);
+}
+
+static void free_launch(struct kvt_gpu_job *job) { kvt_free(job->user); }
+
+enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream, void (*run)(void *user), void *user)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
+    uint32_t number;
+    KVT_TRY(stream_number(runtime, stream, &number));
+    struct launch *launch = kvt_alloc(1, sizeof *launch);
+    if (!launch) return KVT_NOMEM;
+    *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch }, .run = run, .user = user };
+    runtime->core.gpu->ops->submit(runtime->core.gpu, number, &launch->job);
+    return KVT_OK;
+}
+
+void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
+{
+    uint32_t number;
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK) return;
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
+}

@@ -1,0 +1,693 @@
+#include "runtime/sequence.h"
+
+#include <string.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "runtime/core.h"
+#include "runtime/flow.h"
+#include "runtime/lookup.h"
+#include "runtime/planner.h"
+#include "runtime/residency.h"
+
+#define NO_STEP UINT32_MAX
+
+static bool is_state(const struct kvt_core *core, uint32_t group) { return core->groups[group].kind == KVT_GROUP_STATE; }
+
+static uint64_t blocks_for(const struct kvt_core *core, uint64_t tokens)
+{
+    return (tokens + core->block_tokens - 1) / core->block_tokens;
+}
+
+static bool is_active(const struct kvt_sequence *sequence) { return sequence->mode == KVT_SEQUENCE_ACTIVE; }
+
+/* ---- Handles, lists, tables ------------------------------------------------------------------------------------------- */
+
+struct kvt_sequence *kvt_sequence_of(struct kvt_core *core, kvt_seq seq)
+{
+    const uint32_t index = (uint32_t)seq - 1;
+    if (seq == 0 || index >= core->config.sequences_max) return NULL;
+    struct kvt_sequence *sequence = &core->sequences[index];
+    if (sequence->mode == KVT_SEQUENCE_FREE || sequence->generation != (uint32_t)(seq >> 32)) return NULL;
+    return sequence;
+}
+
+kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequence *sequence)
+{
+    return ((uint64_t)sequence->generation << 32) | (uint32_t)(sequence - core->sequences + 1);
+}
+
+static struct kvt_sequence_list *list_of(struct kvt_core *core, uint8_t list)
+{
+    return list == KVT_LIST_DEMAND ? &core->demand : &core->expected;
+}
+
+void kvt_sequence_list_remove(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (sequence->list == KVT_LIST_NONE) return;
+    struct kvt_sequence_list *list = list_of(core, sequence->list);
+    if (sequence->previous != KVT_NO_SEQUENCE) core->sequences[sequence->previous].next = sequence->next;
+    else list->head = sequence->next;
+    if (sequence->next != KVT_NO_SEQUENCE) core->sequences[sequence->next].previous = sequence->previous;
+    else list->tail = sequence->previous;
+    sequence->list = KVT_LIST_NONE;
+}
+
+void kvt_sequence_list_append(struct kvt_core *core, struct kvt_sequence *sequence, enum kvt_sequence_list_id id)
+{
+    if (sequence->list == (uint8_t)id && id == KVT_LIST_DEMAND) return;
+    kvt_sequence_list_remove(core, sequence);
+    struct kvt_sequence_list *list = list_of(core, (uint8_t)id);
+    const uint32_t index = (uint32_t)(sequence - core->sequences);
+    /* Expected sequences are ordered by need; most arrive in that order, so the walk from the end is short. */
+    uint32_t before = list->tail;
+    while (id == KVT_LIST_EXPECTED && before != KVT_NO_SEQUENCE && core->sequences[before].need_ns > sequence->need_ns)
+        before = core->sequences[before].previous;
+    sequence->previous = before;
+    sequence->next = before == KVT_NO_SEQUENCE ? list->head : core->sequences[before].next;
+    if (sequence->next != KVT_NO_SEQUENCE) core->sequences[sequence->next].previous = index;
+    else list->tail = index;
+    if (before != KVT_NO_SEQUENCE) core->sequences[before].next = index;
+    else list->head = index;
+    sequence->list = (uint8_t)id;
+}
+
+static enum kvt_status table_reserve(struct kvt_sequence_table *table, uint64_t count)
+{
+    if (count <= table->capacity) return KVT_OK;
+    if (count > UINT32_MAX / 2) return KVT_NOMEM;
+    uint64_t capacity = table->capacity ? table->capacity : 16;
+    while (capacity < count) capacity *= 2;
+    uint32_t *blocks = kvt_realloc(table->blocks, capacity, sizeof *blocks);
+    if (!blocks) return KVT_NOMEM;
+    table->blocks = blocks;
+    table->capacity = (uint32_t)capacity;
+    return KVT_OK;
+}
+
+enum kvt_status kvt_sequence_push(struct kvt_sequence_table *table, uint32_t block)
+{
+    KVT_TRY(table_reserve(table, (uint64_t)table->count + 1));
+    table->blocks[table->count++] = block;
+    return KVT_OK;
+}
+
+void kvt_sequence_rewind(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t index)
+{
+    struct kvt_sequence_cursor *cursor = &sequence->fetch;
+    if (group < cursor->group || (group == cursor->group && index < cursor->index))
+        *cursor = (struct kvt_sequence_cursor){ .group = group, .index = index };
+    sequence->groups[group].ready = kvt_min_u32(sequence->groups[group].ready, index);
+    if (is_active(sequence)) {
+        sequence->demand_ns = core->now_ns;
+        kvt_sequence_list_append(core, sequence, KVT_LIST_DEMAND);
+    }
+}
+
+struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
+{
+    const uint32_t index = core->sequence_free_head;
+    if (index == KVT_NO_SEQUENCE) return NULL;
+    struct kvt_sequence *sequence = &core->sequences[index];
+    uint32_t *tail_tokens = sequence->tail_tokens;
+    if (!tail_tokens) tail_tokens = kvt_alloc(core->block_tokens, sizeof *tail_tokens);
+    if (!tail_tokens) return NULL;
+    core->sequence_free_head = sequence->next;
+
+    struct kvt_sequence_table tables[KVT_GROUPS_MAX];
+    memcpy(tables, sequence->groups, sizeof tables);
+    *sequence = (struct kvt_sequence){ .generation = sequence->generation + 1, .step = NO_STEP, .tail_tokens = tail_tokens,
+                                       .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE, .lost_from = UINT64_MAX };
+    for (uint32_t g = 0; g < core->group_count; g++)
+        sequence->groups[g] = (struct kvt_sequence_table){ .blocks = tables[g].blocks, .capacity = tables[g].capacity,
+                                                           .live = KVT_NO_BLOCK, .spare = KVT_NO_BLOCK };
+    core->sequence_count++;
+    core->sequence_peak = kvt_max_u32(core->sequence_peak, core->sequence_count);
+    return sequence;
+}
+
+/* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
+
+void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed)
+{
+    if (is_claimed) kvt_block_unclaim(core, index, sequence->last_mark);
+    kvt_block_unref(core, index);
+}
+
+bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, uint32_t index)
+{
+    if (sequence->mode == KVT_SEQUENCE_ACTIVE) return true;
+    if (sequence->mode != KVT_SEQUENCE_WARMING) return false;
+    return group < sequence->fetch.group || (group == sequence->fetch.group && index < sequence->fetch.index);
+}
+
+static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = core->group_count; g-- > 0;) {
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        if (is_state(core, g)) {
+            if (table->live != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, 0))
+                kvt_block_unclaim(core, table->live, sequence->last_mark);
+            continue;
+        }
+        /* From the tail to the head: the tail is released first, so it is also evicted first. */
+        for (uint32_t i = table->count; i-- > 0;) {
+            if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
+                kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
+        }
+        table->ready = 0;
+    }
+    sequence->fetch = (struct kvt_sequence_cursor){ 0, 0 };
+}
+
+void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    KVT_ASSERT(sequence->mode == KVT_SEQUENCE_WARMING);
+    unclaim_all(core, sequence);
+    sequence->mode = KVT_SEQUENCE_IDLE;
+}
+
+/* Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed. False: they cannot. */
+static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *besides)
+{
+    uint32_t last = core->expected.tail;
+    for (;;) {
+        bool fits = true;
+        for (uint32_t p = 0; p < core->config.pool_count; p++)
+            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
+        if (fits) return true;
+        while (last != KVT_NO_SEQUENCE
+               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
+            last = core->sequences[last].previous;
+        if (last == KVT_NO_SEQUENCE) return false;
+        kvt_sequence_revoke(core, &core->sequences[last]);
+    }
+}
+
+/* Adds to need[] the blocks that a fully active sequence would newly claim. */
+static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t need[KVT_GROUPS_MAX])
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        uint32_t *count = &need[core->config.pool_of_group[g]];
+        if (is_state(core, g)) {
+            if (table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->users == 0) (*count)++;
+            continue;
+        }
+        for (uint32_t i = 0; i < table->count; i++) {
+            if (table->blocks[i] != KVT_NO_BLOCK && kvt_core_block(core, table->blocks[i])->users == 0) (*count)++;
+        }
+    }
+}
+
+static void claim_all(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        if (is_state(core, g)) {
+            if (table->live != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, 0)) kvt_block_claim(core, table->live);
+            continue;
+        }
+        for (uint32_t i = 0; i < table->count; i++) {
+            if (table->blocks[i] != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, i)) kvt_block_claim(core, table->blocks[i]);
+        }
+        table->ready = 0;
+    }
+}
+
+enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *sequence, enum kvt_room *ret_room)
+{
+    if (is_active(sequence)) {
+        *ret_room = KVT_ROOM_OK;
+        return KVT_OK;
+    }
+    uint32_t need[KVT_GROUPS_MAX] = { 0 };
+    count_unclaimed(core, sequence, need);
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        if (need[p] > core->pools[p].slot_count) {
+            *ret_room = KVT_ROOM_TOO_LONG;
+            return KVT_OK;
+        }
+    }
+    if (!make_claimable(core, need, sequence)) {
+        *ret_room = KVT_ROOM_FULL;
+        return KVT_OK;
+    }
+    claim_all(core, sequence);
+    sequence->is_hint_late = sequence->list == KVT_LIST_EXPECTED
+                          && sequence->told_ns + kvt_planner_fetch_ns(core, sequence) > core->now_ns;
+    sequence->mode = KVT_SEQUENCE_ACTIVE;
+    sequence->retries = 0;
+    sequence->demand_ns = core->now_ns;
+    /* Goes on where warming stopped; without prefetch not before a step asks. */
+    if (core->config.prefetch == KVT_PREFETCH_OFF) kvt_sequence_list_remove(core, sequence);
+    else kvt_sequence_list_append(core, sequence, KVT_LIST_DEMAND);
+    *ret_room = KVT_ROOM_OK;
+    return KVT_OK;
+}
+
+/* ---- Cutting ------------------------------------------------------------------------------------------------------------ */
+
+void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint64_t count)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    while (table->count > count) {
+        const uint32_t i = --table->count;
+        const uint32_t block = table->blocks[i];
+        if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
+    }
+    table->first = kvt_min_u32(table->first, table->count);
+    table->ready = kvt_min_u32(table->ready, table->count);
+}
+
+static void give_spares_back(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (sequence->groups[g].spare == KVT_NO_BLOCK) continue;
+        const uint32_t spare = sequence->groups[g].spare;
+        sequence->groups[g].spare = KVT_NO_BLOCK;
+        kvt_block_unclaim(core, spare, 0);
+        kvt_device_failed(core, spare, false);
+        kvt_block_unref(core, spare);
+    }
+}
+
+void kvt_sequence_drop_reserved(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) kvt_sequence_pop(core, sequence, g, blocks_for(core, sequence->tokens));
+    }
+    sequence->reserved = sequence->tokens;
+}
+
+enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (sequence->step != NO_STEP) return KVT_INVAL;
+    if (sequence->mode == KVT_SEQUENCE_IDLE) return KVT_OK;
+    kvt_sequence_drop_reserved(core, sequence);
+    give_spares_back(core, sequence);
+    unclaim_all(core, sequence);
+    kvt_sequence_list_remove(core, sequence);
+    sequence->mode = KVT_SEQUENCE_IDLE;
+    return KVT_OK;
+}
+
+static void mark_unkept(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        for (uint64_t i = sequence->reused / core->block_tokens; i < table->count; i++) {
+            if (table->blocks[i] != KVT_NO_BLOCK) kvt_block_set(kvt_core_block(core, table->blocks[i]), KVT_BLOCK_UNKEPT, true);
+        }
+    }
+}
+
+void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, bool is_kept)
+{
+    KVT_ASSERT(sequence->step == NO_STEP);
+    if (!is_kept) mark_unkept(core, sequence);
+    kvt_sequence_list_remove(core, sequence);
+    give_spares_back(core, sequence);
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        if (table->live != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, table->live, kvt_sequence_claims(sequence, g, 0));
+        table->live = KVT_NO_BLOCK;
+        kvt_sequence_pop(core, sequence, g, 0);
+    }
+    sequence->mode = KVT_SEQUENCE_FREE;
+    sequence->next = core->sequence_free_head;
+    core->sequence_free_head = (uint32_t)(sequence - core->sequences);
+    core->sequence_count--;
+    core->events++;
+}
+
+/* ---- Append --------------------------------------------------------------------------------------------------------------- */
+
+/* True when the tail must not be written where it is: it is sealed, or somebody else holds it too. */
+static bool is_tail_shared(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group)
+{
+    if (sequence->tokens % core->block_tokens == 0 || is_state(core, group)) return false;
+    const uint32_t tail = sequence->groups[group].blocks[sequence->tokens / core->block_tokens];
+    const struct kvt_block *block = kvt_core_block(core, tail);
+    return kvt_block_has(block, KVT_BLOCK_SEALED) || block->refs > 1;
+}
+
+static void count_append(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t reserved,
+                         uint32_t need[KVT_GROUPS_MAX], uint64_t total[KVT_GROUPS_MAX])
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        const uint32_t p = core->config.pool_of_group[g];
+        uint64_t fresh;
+        uint64_t held;
+        if (is_state(core, g)) {
+            fresh = (table->live == KVT_NO_BLOCK) + (table->spare == KVT_NO_BLOCK);
+            held = 2 - fresh;
+        } else {
+            fresh = blocks_for(core, reserved) - table->count + is_tail_shared(core, sequence, g);
+            held = table->count - table->first;
+        }
+        need[p] += (uint32_t)kvt_min_u64(fresh, UINT32_MAX / KVT_GROUPS_MAX);
+        total[p] += fresh + held;
+    }
+}
+
+/* The tail becomes a private copy of the tokens that are kept: a transfer that the planner starts. */
+static enum kvt_status copy_tail(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens);
+    const uint32_t copy = kvt_block_table_take(&core->table, group);
+    if (copy == KVT_NO_BLOCK) return KVT_NOMEM;
+    struct kvt_block *block = kvt_core_block(core, copy);
+    block->origin = table->blocks[i]; /* our hold on the shared tail becomes the copy's */
+    block->refs = 1;
+    block->tokens = (uint16_t)(sequence->tokens % core->block_tokens);
+    kvt_block_claim(core, copy);
+    kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
+    table->blocks[i] = copy;
+    kvt_sequence_rewind(core, sequence, group, i);
+    return KVT_OK;
+}
+
+static enum kvt_status take_state_slots(struct kvt_core *core, struct kvt_sequence_table *table, uint32_t group)
+{
+    if (table->live == KVT_NO_BLOCK) {
+        table->live = kvt_block_fresh(core, group);
+        if (table->live == KVT_NO_BLOCK) return KVT_NOMEM;
+        kvt_core_block(core, table->live)->tokens = 1;
+    }
+    if (table->spare != KVT_NO_BLOCK) return KVT_OK;
+    /* The spare is reserved, not resident: a snapshot fills it later. */
+    const uint32_t spare = kvt_block_table_take(&core->table, group);
+    if (spare == KVT_NO_BLOCK) return KVT_NOMEM;
+    kvt_core_block(core, spare)->refs = 1;
+    kvt_block_claim(core, spare);
+    const bool is_reserved = kvt_device_reserve(core, spare);
+    KVT_ASSERT(is_reserved);
+    table->spare = spare;
+    return KVT_OK;
+}
+
+static enum kvt_status take_slots(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t reserved)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        if (is_state(core, g)) {
+            KVT_TRY(take_state_slots(core, table, g));
+            continue;
+        }
+        KVT_TRY(table_reserve(table, blocks_for(core, reserved)));
+        if (is_tail_shared(core, sequence, g)) KVT_TRY(copy_tail(core, sequence, g));
+        while (table->count < blocks_for(core, reserved)) {
+            const uint32_t block = kvt_block_fresh(core, g);
+            if (block == KVT_NO_BLOCK) return KVT_NOMEM;
+            table->blocks[table->count++] = block;
+        }
+    }
+    return KVT_OK;
+}
+
+static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    bool has = true;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        struct kvt_pool *pool = &core->pools[p];
+        if (pool->free_count >= need[p]) continue;
+        pool->wanted = kvt_max_u32(pool->wanted, need[p]);
+        has = false;
+    }
+    return has;
+}
+
+enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n, enum kvt_room *ret_room)
+{
+    if (!is_active(sequence)) return KVT_INVAL;
+    const uint64_t reserved = sequence->reserved + n;
+    if (reserved < n) return KVT_INVAL;
+    uint32_t need[KVT_GROUPS_MAX] = { 0 };
+    uint64_t total[KVT_GROUPS_MAX] = { 0 };
+    count_append(core, sequence, reserved, need, total);
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        if (total[p] > core->pools[p].slot_count) {
+            *ret_room = KVT_ROOM_TOO_LONG;
+            return KVT_OK;
+        }
+    }
+    if (!make_claimable(core, need, NULL)) {
+        *ret_room = KVT_ROOM_FULL;
+        return KVT_OK;
+    }
+    if (!has_free(core, need)) {
+        kvt_planner_make_room(core);
+        if (!has_free(core, need)) {
+            *ret_room = kvt_planner_can_make_room(core) ? KVT_ROOM_PENDING : KVT_ROOM_FULL;
+            return KVT_OK;
+        }
+    }
+    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = 0;
+    const enum kvt_status status = take_slots(core, sequence, reserved);
+    if (status != KVT_OK) {
+        kvt_sequence_drop_reserved(core, sequence);
+        return status;
+    }
+    sequence->reserved = reserved;
+    *ret_room = KVT_ROOM_OK;
+    return KVT_OK;
+}
+
+/* ---- Commit and seal ------------------------------------------------------------------------------------------------------ */
+
+/* The running step may still use the block's slot: its claim and hold end with the step. */
+static void to_limbo(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index)
+{
+    struct kvt_step_state *step = &core->steps[sequence->step];
+    kvt_core_block(core, index)->link = step->limbo;
+    step->limbo = index;
+}
+
+/* The slot of `own` becomes the device copy of `other`, which has none. */
+static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
+{
+    struct kvt_block *from = kvt_core_block(core, own);
+    struct kvt_block *to = kvt_core_block(core, other);
+    struct kvt_pool *pool = kvt_core_pool(core, from);
+    const uint32_t slot = from->device_slot;
+    if (kvt_block_has(from, KVT_BLOCK_DEVICE_KNOWN)) pool->policy_ops->remove(pool->policy, slot, KVT_POLICY_DROPPED);
+    kvt_block_set(from, KVT_BLOCK_DEVICE_KNOWN, false);
+    kvt_block_claim(core, other);
+    from->users--;
+    pool->claimed--;
+    from->device_slot = KVT_NO_SLOT;
+    kvt_copy_step(from, KVT_TIER_DEVICE, KVT_COPY_EVICT);
+    to->device_slot = slot;
+    pool->owner[slot] = other;
+    kvt_copy_step(to, KVT_TIER_DEVICE, KVT_COPY_RESERVE);
+    kvt_device_filled(core, other);
+}
+
+/* Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its place. */
+static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i, struct kvt_key key)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    const uint32_t own = table->blocks[i];
+    struct kvt_block *block = kvt_core_block(core, own);
+    block->key = key;
+    kvt_block_set(block, KVT_BLOCK_SEALED, true);
+    if (sequence->is_unshared) return;
+
+    const uint32_t other = kvt_prefix_find(&core->prefix, group, key);
+    if (other == KVT_NO_BLOCK) {
+        kvt_block_set(block, KVT_BLOCK_INDEXED, true);
+        kvt_prefix_insert(&core->prefix, own);
+        if (core->has_host) kvt_write_back_push(core, 0, own);
+        return;
+    }
+    const struct kvt_block *held = kvt_core_block(core, other);
+    const enum kvt_copy_state state = kvt_copy_state(held, KVT_TIER_DEVICE);
+    if (state == KVT_COPY_RESIDENT) {
+        kvt_block_ref(core, other);
+        kvt_block_claim(core, other);
+        table->blocks[i] = other;
+        to_limbo(core, sequence, own);
+    } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0 && block->users == 1) {
+        kvt_block_ref(core, other);
+        hand_slot_over(core, own, other);
+        table->blocks[i] = other;
+        kvt_block_unref(core, own);
+    }
+    /* Otherwise the other one is on its way: this sequence keeps its own, unshared. */
+}
+
+static void seal(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_key key)
+{
+    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) seal_entry(core, sequence, g, i, key);
+    }
+    sequence->chain = key;
+}
+
+/* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
+static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
+    if (table->count > i) return; /* taken already */
+    if (table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
+    while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
+    const uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    if (known != KVT_NO_BLOCK) {
+        kvt_block_ref(core, known);
+        table->blocks[table->count++] = known;
+        return;
+    }
+    const uint32_t snapshot = table->spare;
+    if (snapshot == KVT_NO_BLOCK || core->transfers.free_head == KVT_NO_TRANSFER) return;
+    table->spare = KVT_NO_BLOCK;
+    table->blocks[table->count++] = snapshot;
+    struct kvt_block *block = kvt_core_block(core, snapshot);
+    block->key = sequence->chain;
+    block->tokens = (uint16_t)core->block_tokens;
+    kvt_block_set(block, KVT_BLOCK_SEALED, true);
+    if (!sequence->is_unshared) {
+        kvt_block_set(block, KVT_BLOCK_INDEXED, true);
+        kvt_prefix_insert(&core->prefix, snapshot);
+    }
+    block->origin = table->live;
+    kvt_block_ref(core, table->live);
+    kvt_flow_copy_reserved(core, snapshot);
+    kvt_block_unclaim(core, snapshot, 0);
+}
+
+enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *sequence, const uint32_t *tokens, uint64_t n,
+                                    uint32_t flags, uint32_t stream, const struct kvt_key *given_keys)
+{
+    const uint32_t block_tokens = core->block_tokens;
+    if (sequence->step == NO_STEP || n > sequence->reserved - sequence->tokens) return KVT_INVAL;
+    const bool is_snapshot = (flags & KVT_COMMIT_SNAPSHOT) != 0;
+    if (is_snapshot && (sequence->tokens + n == 0 || (sequence->tokens + n) % block_tokens != 0)) return KVT_INVAL;
+
+    const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
+    if (core->gpu) core->stream_marks[stream] = mark;
+    sequence->last_mark = mark;
+    while (n > 0) {
+        const uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
+        const uint32_t i = (uint32_t)(sequence->tokens / block_tokens);
+        const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
+        if (!given_keys) memcpy(sequence->tail_tokens + position, tokens, count * sizeof *tokens);
+        sequence->tokens += count;
+        for (uint32_t g = 0; g < core->group_count; g++) {
+            if (is_state(core, g)) continue;
+            struct kvt_block *block = kvt_core_block(core, sequence->groups[g].blocks[i]);
+            block->tokens = (uint16_t)(position + count);
+            kvt_slot_mark(core, block, mark);
+        }
+        if (position + count == block_tokens) {
+            const struct kvt_key key = given_keys ? *given_keys++
+                : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
+            seal(core, sequence, key);
+        }
+        if (tokens) tokens += count;
+        n -= count;
+    }
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) continue;
+        kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
+        if (is_snapshot) take_snapshot(core, sequence, g);
+    }
+    return KVT_OK;
+}
+
+void kvt_sequence_slide(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const struct kvt_group_shape *shape = &core->groups[g];
+        if (shape->kind != KVT_GROUP_WINDOW || sequence->tokens <= shape->window_tokens) continue;
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        const uint32_t first = (uint32_t)((sequence->tokens - shape->window_tokens) / core->block_tokens);
+        const uint32_t sinks = (uint32_t)blocks_for(core, shape->sink_tokens);
+        for (uint32_t i = kvt_max_u32(table->first, sinks); i < first; i++) {
+            const uint32_t block = table->blocks[i];
+            if (block == KVT_NO_BLOCK) continue;
+            table->blocks[i] = KVT_NO_BLOCK;
+            kvt_sequence_let_go(core, sequence, block, kvt_sequence_claims(sequence, g, i));
+        }
+        table->first = kvt_max_u32(table->first, first);
+    }
+}
+
+/* ---- Fork -------------------------------------------------------------------------------------------------------------------- */
+
+uint32_t kvt_sequence_copy_of(struct kvt_core *core, uint32_t group, uint32_t origin, uint32_t tokens, bool is_claimed)
+{
+    const uint32_t copy = kvt_block_table_take(&core->table, group);
+    if (copy == KVT_NO_BLOCK) return copy;
+    struct kvt_block *block = kvt_core_block(core, copy);
+    block->refs = 1;
+    block->tokens = (uint16_t)tokens;
+    block->origin = origin;
+    kvt_block_ref(core, origin);
+    if (is_claimed) kvt_block_claim(core, copy);
+    return copy;
+}
+
+static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence *child, uint32_t g)
+{
+    const struct kvt_sequence_table *from = &parent->groups[g];
+    struct kvt_sequence_table *to = &child->groups[g];
+    const bool is_claimed = is_active(child);
+    const uint32_t tail = (uint32_t)(parent->tokens / core->block_tokens);
+    const uint32_t tail_tokens = (uint32_t)(parent->tokens % core->block_tokens);
+    const uint64_t count = is_state(core, g) ? from->count : blocks_for(core, parent->tokens);
+    KVT_TRY(table_reserve(to, count));
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t block = from->blocks[i];
+        /* A parent that has slots reserved goes on writing its tail without asking: the child needs a copy at once. */
+        const bool is_copied = !is_state(core, g) && i == tail && tail_tokens > 0 && parent->reserved > parent->tokens;
+        if (is_copied) {
+            block = kvt_sequence_copy_of(core, g, block, tail_tokens, is_claimed);
+            if (block == KVT_NO_BLOCK) return KVT_NOMEM;
+        } else if (block != KVT_NO_BLOCK) {
+            kvt_block_ref(core, block);
+            if (is_claimed && !is_state(core, g)) kvt_block_claim(core, block);
+        }
+        to->blocks[to->count++] = block;
+    }
+    to->first = from->first;
+    if (from->live != KVT_NO_BLOCK) {
+        to->live = kvt_sequence_copy_of(core, g, from->live, 1, is_claimed);
+        if (to->live == KVT_NO_BLOCK) return KVT_NOMEM;
+    }
+    return KVT_OK;
+}
+
+enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
+{
+    if (parent->step != NO_STEP) return KVT_INVAL;
+    uint32_t need[KVT_GROUPS_MAX] = { 0 };
+    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]]++;
+    if (is_active(parent) && !make_claimable(core, need, NULL)) return KVT_FULL;
+    struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
+    if (!child) return KVT_FULL;
+    child->tokens = child->reserved = parent->tokens;
+    child->reused = parent->tokens;
+    child->is_unshared = parent->is_unshared;
+    child->root = parent->root;
+    child->chain = parent->chain;
+    child->drop_tokens = parent->drop_tokens;
+    child->drop_chain = parent->drop_chain;
+    child->last_mark = parent->last_mark;
+    memcpy(child->tail_tokens, parent->tail_tokens, (parent->tokens % core->block_tokens) * sizeof *child->tail_tokens);
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const enum kvt_status status = fork_group(core, parent, child, g);
+        if (status != KVT_OK) {
+            kvt_sequence_finish(core, child, true);
+            return status;
+        }
+    }
+    if (is_active(child)) kvt_sequence_list_append(core, child, KVT_LIST_DEMAND);
+    *ret_fork = child;
+    return KVT_OK;
+}

@@ -1,0 +1,788 @@
+/* codec: a block comes back bit for bit or is refused; damaged bytes are never believed. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/rank_planes.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "tests/unit/rank_cases.h"
+#include "tiers/base_tables.h"
+#include "tiers/codec.h"
+#include "tools/run/pages.h"
+
+/* A codec of one group, its scratch, and a block with room for its packed form and for what comes back. */
+struct bench {
+    struct kvt_model_shape shape;
+    struct kvt_codec *codec;
+    uint8_t *scratch;
+    uint32_t layers, tokens, plane_count;
+    size_t plane_bytes; /* of the valid tokens */
+    struct rank_buffer source, target, packed;
+    struct kvt_chunk_view *views, *target_views;
+};
+
+static size_t raw_bytes(const struct bench *b) { return b->plane_bytes * b->plane_count * b->layers; }
+
+/* Planes lie apart and in no order: nothing may rely on the default layout. */
+static void set_views(const struct bench *b, uint8_t *memory, struct kvt_chunk_view *views)
+{
+    for (uint32_t layer = 0; layer < b->layers; layer++)
+        for (uint32_t p = 0; p < b->plane_count; p++)
+            views[layer].plane[p] = memory + ((size_t)(b->layers - 1 - layer) + (size_t)p * b->layers) * b->plane_bytes;
+}
+
+static void bench_init(struct bench *b, const struct kvt_group_shape *group, uint32_t block_tokens, uint32_t tokens)
+{
+    *b = (struct bench){ .shape = { .block_tokens = block_tokens, .group_count = 1, .groups = { *group } },
+                         .layers = group->layers, .tokens = tokens };
+    const bool is_state = group->kind == KVT_GROUP_STATE;
+    char error[200];
+    assert_int_equal(kvt_shape_check(&b->shape, error, sizeof error), KVT_OK);
+    assert_int_equal(kvt_codec_create(&b->shape, &b->codec), KVT_OK);
+    b->scratch = aligned_alloc(64, kvt_align_up(kvt_codec_scratch_bytes(b->codec), 64));
+    b->plane_count = is_state || group->planes == 1 ? 1 : 2;
+    b->plane_bytes = kvt_group_row_bytes(group) * (is_state ? 1 : tokens);
+    rank_buffer_init(&b->source, raw_bytes(b));
+    rank_buffer_init(&b->target, raw_bytes(b));
+    rank_buffer_init(&b->packed, raw_bytes(b));
+    b->views = kvt_alloc(b->layers, sizeof b->views[0]);
+    b->target_views = kvt_alloc(b->layers, sizeof b->views[0]);
+    set_views(b, b->source.bytes, b->views);
+    set_views(b, b->target.bytes, b->target_views);
+}
+
+static void bench_done(struct bench *b)
+{
+    assert_true(rank_buffer_is_intact(&b->source));
+    assert_true(rank_buffer_is_intact(&b->target));
+    assert_true(rank_buffer_is_intact(&b->packed));
+    rank_buffer_done(&b->source);
+    rank_buffer_done(&b->target);
+    rank_buffer_done(&b->packed);
+    kvt_free(b->views);
+    kvt_free(b->target_views);
+    free(b->scratch);
+    kvt_codec_destroy(&b->codec);
+    assert_null(b->codec);
+}
+
+static uint32_t pack(struct bench *b)
+{
+    return kvt_codec_pack(b->codec, 0, b->views, b->tokens, b->packed.bytes, (uint32_t)b->packed.size, b->scratch);
+}
+
+/* From memory of exactly this length, so that ASan sees a read behind it. */
+static enum kvt_status unpack(struct bench *b, const uint8_t *packed, uint32_t length)
+{
+    uint8_t *exact = malloc(length ? length : 1);
+    memcpy(exact, packed, length);
+    const enum kvt_status status = kvt_codec_unpack(b->codec, 0, exact, length, b->tokens, b->target_views, b->scratch);
+    free(exact);
+    return status;
+}
+
+/* Packs, unpacks, compares. Returns the packed length, 0 when the block stays raw. */
+static uint32_t round_trip(struct bench *b)
+{
+    const uint32_t length = pack(b);
+    if (length == 0) return 0;
+    assert_true(length <= raw_bytes(b) - raw_bytes(b) / 32);
+    memset(b->target.bytes, 0x5a, b->target.size);
+    assert_int_equal(unpack(b, b->packed.bytes, length), KVT_OK);
+    assert_memory_equal(b->source.bytes, b->target.bytes, b->source.size);
+    return length;
+}
+
+static void fill(struct bench *b, enum rank_fill kind, uint64_t seed)
+{
+    struct kvt_rng rng = { .state = seed };
+    const struct kvt_group_shape *group = &b->shape.groups[0];
+    const enum kvt_dtype dtype = group->dtype == KVT_DTYPE_FP32 || group->dtype == KVT_DTYPE_INT8 || group->kind == KVT_GROUP_STATE
+                               ? KVT_DTYPE_FP8 : group->dtype;
+    const uint32_t channels = (uint32_t)kvt_group_row_bytes(group) / kvt_dtype_bytes(dtype);
+    rank_fill(b->source.bytes, dtype, (uint32_t)(b->source.size / kvt_dtype_bytes(dtype)), channels ? channels : 1, kind, &rng);
+}
+
+/* ---- Round trips ------------------------------------------------------------------------------------------------------ */
+
+static void every_type_shape_and_fill_comes_back_bit_for_bit(void **state)
+{
+    (void)state;
+    const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8, KVT_DTYPE_FP32, KVT_DTYPE_INT8 };
+    const struct { uint32_t heads, dim; } rows[] = { { 1, 1 }, { 1, 3 }, { 1, 64 }, { 1, 80 }, { 1, 96 }, { 1, 100 }, { 8, 128 } };
+    uint32_t packed = 0;
+    for (uint32_t d = 0; d < KVT_ARRAY_COUNT(dtypes); d++)
+        for (uint32_t r = 0; r < KVT_ARRAY_COUNT(rows); r++)
+            for (uint32_t tokens = 1; tokens <= 16; tokens += 5)
+                for (uint32_t kind = 0; kind < RANK_FILL_COUNT; kind++) {
+                    const struct kvt_group_shape group = { .kind = KVT_GROUP_FULL, .dtype = dtypes[d], .layers = 1 + kind % 3,
+                        .planes = 1 + (tokens + kind) % 2, .kv_heads = rows[r].heads, .head_dim = rows[r].dim };
+                    struct bench b;
+                    bench_init(&b, &group, 16, tokens);
+                    fill(&b, (enum rank_fill)kind, 1 + r);
+                    for (uint32_t k = 0; k < 3; k++) packed += round_trip(&b) != 0; /* the trial, and what follows it */
+                    bench_done(&b);
+                }
+    assert_true(packed > 1000); /* most of it is not merely left raw */
+}
+
+static void a_state_snapshot_of_odd_size_comes_back_bit_for_bit(void **state)
+{
+    (void)state;
+    const uint64_t sizes[] = { 1, 7, 4097, 100001 };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(sizes); i++)
+        for (uint32_t kind = 0; kind < RANK_FILL_COUNT; kind++) {
+            const struct kvt_group_shape group = { .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 2, .state_bytes = sizes[i] };
+            struct bench b;
+            bench_init(&b, &group, 16, 16);
+            fill(&b, (enum rank_fill)kind, 5);
+            const uint32_t length = round_trip(&b);
+            if (kind == RANK_FILL_ZERO && sizes[i] > 1000) assert_int_equal(length, 16 + 2 * 16);
+            bench_done(&b);
+        }
+}
+
+static void a_constant_chunk_takes_sixteen_bytes(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_BF16, .layers = 3, .kv_heads = 4, .head_dim = 64 };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    memset(b.source.bytes, 0, b.source.size);
+    /* K and V of the middle layer are two different constants. */
+    for (size_t i = 0; i < b.plane_bytes; i += 2) {
+        kvt_store_u16(b.views[1].plane[0] + i, 0x7fc1);
+        kvt_store_u16(b.views[1].plane[1] + i, 0x8000);
+    }
+    /* Header 8, directory 12, pad 4, and three chunks. */
+    assert_int_equal(round_trip(&b), 24 + 3 * 16);
+    bench_done(&b);
+}
+
+static void noise_stays_raw_and_the_target_is_not_written(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 8, .head_dim = 128 };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    fill(&b, RANK_FILL_RANDOM, 1);
+    memset(b.packed.bytes, 0x77, b.packed.size);
+    assert_int_equal(pack(&b), 0);
+    for (size_t i = 0; i < b.packed.size; i++) assert_int_equal(b.packed.bytes[i], 0x77);
+    bench_done(&b);
+}
+
+static void only_valid_tokens_are_touched(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 80 };
+    for (uint32_t tokens = 1; tokens <= 16; tokens++) {
+        struct bench b;
+        bench_init(&b, &group, 16, tokens); /* the buffers are as long as the valid tokens: canaries and ASan watch the rest */
+        fill(&b, RANK_FILL_KV, tokens);
+        (void)round_trip(&b);
+        bench_done(&b);
+    }
+}
+
+/* Every capacity where something happens: the headers, and around what is needed. */
+static uint32_t step_of(uint32_t capacity, uint32_t needed)
+{
+    return capacity < 200 || (capacity + 300 > needed && capacity < needed + 20) ? 1 : 97;
+}
+
+static void too_small_a_capacity_gives_zero_and_is_never_overrun(void **state)
+{
+    (void)state;
+    const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP8, KVT_DTYPE_INT8 };
+    for (uint32_t d = 0; d < KVT_ARRAY_COUNT(dtypes); d++) {
+        const struct kvt_group_shape group = { .dtype = dtypes[d], .layers = 3, .kv_heads = 1, .head_dim = 96 };
+        struct bench b;
+        bench_init(&b, &group, 16, 16);
+        fill(&b, RANK_FILL_KV, 9);
+        memset(b.source.bytes, 3, d == 2 ? b.source.size / 2 : 50); /* something for LZ4 and escapes */
+        const uint32_t needed = pack(&b);
+        assert_true(needed > 0);
+        for (uint32_t capacity = 0; capacity <= b.packed.size; capacity += step_of(capacity, needed)) {
+            /* Where LZ4 is tried depends on what came before: the same past for each capacity. */
+            kvt_codec_destroy(&b.codec);
+            assert_int_equal(kvt_codec_create(&b.shape, &b.codec), KVT_OK);
+            struct rank_buffer exact;
+            rank_buffer_init(&exact, capacity);
+            const uint32_t length = kvt_codec_pack(b.codec, 0, b.views, b.tokens, exact.bytes, capacity, b.scratch);
+            assert_true(length <= capacity);
+            assert_int_equal(length, capacity < needed ? 0 : needed);
+            assert_true(rank_buffer_is_intact(&exact));
+            if (length) {
+                memset(b.target.bytes, 0, b.target.size);
+                assert_int_equal(unpack(&b, exact.bytes, length), KVT_OK);
+                assert_memory_equal(b.source.bytes, b.target.bytes, b.source.size);
+            }
+            rank_buffer_done(&exact);
+        }
+        bench_done(&b);
+    }
+}
+
+/* Random and repeating data, LZ4 alone and as a second stage, long: each block independent, each size exact. */
+static void b45_lz4_blocks_are_independent_and_of_exact_size(void **state)
+{
+    (void)state;
+    struct kvt_rng rng = { .state = 45 };
+    for (uint32_t i = 0; i < 400; i++) {
+        const struct kvt_group_shape group = { .dtype = i % 2 ? KVT_DTYPE_INT8 : KVT_DTYPE_BF16, .layers = 1 + i % 3,
+            .planes = 1 + i / 2 % 2, .kv_heads = 1 + (uint32_t)kvt_rng_below(&rng, 4), .head_dim = 1 + (uint32_t)kvt_rng_below(&rng, 130) };
+        struct bench b;
+        bench_init(&b, &group, 64, 1 + (uint32_t)kvt_rng_below(&rng, 64));
+        fill(&b, (enum rank_fill)(i % RANK_FILL_COUNT), kvt_rng_next(&rng));
+        const size_t period = 1 + kvt_rng_below(&rng, b.source.size); /* repeats across planes and layers */
+        for (size_t k = period; k < b.source.size; k++)
+            if (kvt_rng_below(&rng, 50)) b.source.bytes[k] = b.source.bytes[k - period];
+        for (uint32_t k = 0; k < 3; k++) {
+            const uint32_t length = round_trip(&b);
+            if (length == 0) continue;
+            /* One byte more or less is another block. */
+            assert_int_equal(unpack(&b, b.packed.bytes, length - 1), KVT_CORRUPT);
+            if (length < b.packed.size) assert_int_equal(unpack(&b, b.packed.bytes, length + 1), KVT_CORRUPT);
+        }
+        bench_done(&b);
+    }
+}
+
+static void all_implementations_pack_the_same_bytes(void **state)
+{
+    (void)state;
+    const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8 };
+    for (uint32_t d = 0; d < KVT_ARRAY_COUNT(dtypes); d++) {
+        const struct kvt_group_shape group = { .dtype = dtypes[d], .layers = 2, .kv_heads = 1, .head_dim = 100 };
+        struct bench a, b;
+        bench_init(&a, &group, 16, 13);
+        fill(&a, RANK_FILL_KV, 3);
+        kvt_codec_set_kernels(a.codec, &kvt_rank_ops_ref);
+        const uint32_t length = pack(&a);
+        assert_true(length > 0);
+        for (uint32_t k = 1; kvt_rank_ops_at(k); k++) {
+            if (!kvt_rank_ops_at(k)->is_supported()) continue;
+            bench_init(&b, &group, 16, 13);
+            memcpy(b.source.bytes, a.source.bytes, a.source.size);
+            kvt_codec_set_kernels(b.codec, kvt_rank_ops_at(k));
+            assert_int_equal(round_trip(&b), length);
+            assert_memory_equal(a.packed.bytes, b.packed.bytes, length);
+            bench_done(&b);
+        }
+        bench_done(&a);
+    }
+}
+
+/* ---- Damage ------------------------------------------------------------------------------------------------------------ */
+
+/* What is done to a good packed block; all of it must end in a verdict, inside the bounds. */
+static void damage(struct bench *b, uint32_t length, struct kvt_rng *rng)
+{
+    uint8_t *copy = malloc(length + 64);
+    /* Every bit of the headers, and every 61st of the rest. */
+    for (uint32_t bit = 0; bit < 8 * length; bit += bit < 8 * 80 ? 1 : 61) {
+        memcpy(copy, b->packed.bytes, length);
+        copy[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        (void)unpack(b, copy, length);
+    }
+    memcpy(copy, b->packed.bytes, length);
+    memset(copy + length, 0, 64);
+    for (uint32_t cut = 0; cut < length; cut += cut < 100 || cut > length - 100 ? 1 : 53)
+        assert_int_equal(unpack(b, copy, cut), KVT_CORRUPT);
+    for (uint32_t more = 1; more <= 64; more++) assert_int_equal(unpack(b, copy, length + more), KVT_CORRUPT);
+    for (uint32_t i = 0; i < 200; i++) {
+        memcpy(copy, b->packed.bytes, length);
+        for (uint64_t k = 0; k < 1 + i % 8; k++) copy[kvt_rng_below(rng, length)] = (uint8_t)kvt_rng_next(rng);
+        if (i % 3 == 0) /* a word of a header or a trailer becomes an extreme */
+            kvt_store_u32(copy + (i % 2 ? kvt_rng_below(rng, kvt_min_u32(40, length - 4)) : length - 4 - 4 * kvt_rng_below(rng, 3)),
+                          (uint32_t)(UINT32_MAX >> kvt_rng_below(rng, 32)));
+        (void)unpack(b, copy, length);
+    }
+    free(copy);
+}
+
+static void damaged_blocks_never_read_or_write_out_of_bounds(void **state)
+{
+    (void)state;
+    const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8, KVT_DTYPE_INT8, KVT_DTYPE_FP32 };
+    struct kvt_rng rng = { .state = 11 };
+    for (uint32_t d = 0; d < KVT_ARRAY_COUNT(dtypes); d++)
+        for (uint32_t kind = RANK_FILL_ZERO; kind < RANK_FILL_COUNT; kind++)
+            for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
+                if (!kvt_rank_ops_at(k)->is_supported() || (d >= 3 && k > 0)) continue;
+                const struct kvt_group_shape group = { .dtype = dtypes[d], .layers = 1 + d % 2, .kv_heads = 1, .head_dim = 96 };
+                struct bench b;
+                bench_init(&b, &group, 16, 11);
+                kvt_codec_set_kernels(b.codec, kvt_rank_ops_at(k));
+                fill(&b, (enum rank_fill)kind, 4);
+                memcpy(b.source.bytes + b.source.size / 2, b.source.bytes, b.source.size / 2); /* LZ4 has something to find */
+                const uint32_t length = pack(&b);
+                if (length > 0) damage(&b, length, &rng);
+                bench_done(&b);
+            }
+}
+
+static void random_bytes_are_refused_inside_the_bounds(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 64 };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    struct kvt_rng rng = { .state = 12 };
+    uint8_t bytes[4096];
+    for (uint32_t i = 0; i < 20000; i++) {
+        const uint32_t length = (uint32_t)kvt_rng_below(&rng, sizeof bytes);
+        for (uint32_t k = 0; k < kvt_min_u32(length, 600); k++) bytes[k] = (uint8_t)kvt_rng_next(&rng);
+        if (i % 2 && length > 40) { /* past the block header, into the chunks */
+            memcpy(bytes, (const uint8_t[]){ 1, 0, 16, 0, 0, 0, 0, 0 }, 8);
+            kvt_store_u32(bytes + 8, length / 2);
+            kvt_store_u32(bytes + 12, length);
+            bytes[16] &= 0x73;
+        }
+        (void)unpack(&b, bytes, length);
+    }
+    bench_done(&b);
+}
+
+static void a_block_of_another_token_count_is_refused(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 64 };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    memset(b.source.bytes, 0, b.source.size); /* constant: no size would tell */
+    const uint32_t length = pack(&b);
+    assert_true(length > 0);
+    b.tokens = 15;
+    assert_int_equal(unpack(&b, b.packed.bytes, length), KVT_CORRUPT);
+    bench_done(&b);
+}
+
+/* ---- Base tables ------------------------------------------------------------------------------------------------------- */
+
+static const struct kvt_group_shape table_group = { .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 2, .head_dim = 50 };
+
+/* Channels whose scales differ by far: what tables are for. */
+static void fill_scaled_by(struct bench *b, uint64_t seed, uint32_t factor)
+{
+    struct kvt_rng rng = { .state = seed };
+    for (size_t i = 0; i < b->source.size / 2; i++) {
+        const uint64_t noise = kvt_rng_next(&rng);
+        const uint32_t channel = i % 100;
+        const uint32_t exponent = channel == 7 ? 0 : 100 + channel * factor % 41 - (uint32_t)__builtin_ctzll(noise >> 20 | 1u << 20);
+        kvt_store_u16(b->source.bytes + 2 * i, (uint16_t)(channel == 7 ? 0 : (noise & 0x807f) | exponent << 7));
+    }
+}
+
+static void fill_scaled(struct bench *b, uint64_t seed) { fill_scaled_by(b, seed, 37); }
+
+static void learn_by(struct bench *b, uint32_t factor)
+{
+    assert_int_equal(kvt_codec_learn(b->codec, true), KVT_OK);
+    for (uint32_t seen = 0; seen < KVT_BASE_LEARN_TOKENS; seen += b->tokens) {
+        assert_int_equal(kvt_codec_tables_count(b->codec), 0);
+        fill_scaled_by(b, 100 + seen, factor);
+        (void)pack(b);
+    }
+    assert_int_equal(kvt_codec_tables_count(b->codec), 1);
+}
+
+static void learn(struct bench *b) { learn_by(b, 37); }
+
+static void tables_are_off_until_asked_for_and_then_shrink_scaled_channels(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_init(&b, &table_group, 16, 16);
+    fill_scaled(&b, 1);
+    for (uint32_t i = 0; i < 40; i++) (void)pack(&b);
+    const uint32_t without = round_trip(&b);
+    assert_int_equal(kvt_codec_tables_count(b.codec), 0);
+    learn(&b);
+    fill_scaled(&b, 1);
+    const uint32_t with = round_trip(&b);
+    assert_true(with > 0);
+    assert_true(without == 0 || with < without * 9 / 10);
+    bench_done(&b);
+}
+
+static void a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_import(void **state)
+{
+    (void)state;
+    struct bench a, b;
+    bench_init(&a, &table_group, 16, 16);
+    bench_init(&b, &table_group, 16, 16);
+    learn(&a);
+    fill_scaled(&a, 2);
+    const uint32_t length = pack(&a);
+    assert_true(length > 0);
+    assert_int_equal(unpack(&b, a.packed.bytes, length), KVT_CORRUPT);
+
+    const size_t size = kvt_codec_tables_export(a.codec, NULL, 0);
+    uint8_t *tables = malloc(size);
+    assert_int_equal(kvt_codec_tables_export(a.codec, tables, size - 1), size);
+    assert_int_equal(kvt_codec_tables_export(a.codec, tables, size), size);
+    assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_OK);
+    assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_OK); /* once more is no more */
+    assert_int_equal(kvt_codec_tables_count(b.codec), 1);
+    assert_int_equal(unpack(&b, a.packed.bytes, length), KVT_OK);
+    assert_memory_equal(b.target.bytes, a.source.bytes, a.source.size);
+
+    /* The new codec packs with it too, and has nothing to learn. */
+    memcpy(b.source.bytes, a.source.bytes, a.source.size);
+    assert_int_equal(kvt_codec_learn(b.codec, true), KVT_OK);
+    assert_true(round_trip(&b) > 0);
+    assert_int_equal(kvt_codec_tables_count(b.codec), 1);
+    free(tables);
+    bench_done(&a);
+    bench_done(&b);
+}
+
+static void learning_can_be_given_up_and_begun_again(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_init(&b, &table_group, 16, 16);
+    assert_int_equal(kvt_codec_learn(b.codec, true), KVT_OK);
+    fill_scaled(&b, 1);
+    (void)pack(&b);
+    assert_int_equal(kvt_codec_learn(b.codec, false), KVT_OK);
+    for (uint32_t seen = 0; seen < 2 * KVT_BASE_LEARN_TOKENS; seen += b.tokens) (void)pack(&b);
+    assert_int_equal(kvt_codec_tables_count(b.codec), 0);
+    learn(&b);
+    bench_done(&b);
+}
+
+/* The one dangerous mistake: tables were lost, others were learned, and an old block meets them. */
+static void tables_learned_from_other_tokens_do_not_open_a_block(void **state)
+{
+    (void)state;
+    struct bench a, b;
+    bench_init(&a, &table_group, 16, 16);
+    bench_init(&b, &table_group, 16, 16);
+    learn(&a);
+    learn_by(&b, 29);
+    fill_scaled(&a, 2);
+    const uint32_t length = pack(&a);
+    assert_true(length > 0);
+    assert_int_equal(unpack(&b, a.packed.bytes, length), KVT_CORRUPT);
+    bench_done(&a);
+    bench_done(&b);
+}
+
+static void damaged_or_foreign_tables_are_refused_and_change_nothing(void **state)
+{
+    (void)state;
+    struct bench a, b;
+    bench_init(&a, &table_group, 16, 16);
+    learn(&a);
+    const size_t size = kvt_codec_tables_export(a.codec, NULL, 0);
+    uint8_t *tables = malloc(size);
+    assert_int_equal(kvt_codec_tables_export(a.codec, tables, size), size);
+    bench_init(&b, &table_group, 16, 16);
+    for (size_t bit = 0; bit < 8 * size; bit++) {
+        tables[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_CORRUPT);
+        tables[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (size_t cut = 0; cut < size; cut++) {
+        uint8_t *exact = malloc(cut ? cut : 1);
+        memcpy(exact, tables, cut);
+        assert_int_equal(kvt_codec_tables_import(b.codec, exact, cut), KVT_CORRUPT);
+        free(exact);
+    }
+    assert_int_equal(kvt_codec_tables_count(b.codec), 0);
+    bench_done(&b);
+
+    struct kvt_group_shape other = table_group;
+    other.head_dim = 51;
+    bench_init(&b, &other, 16, 16);
+    assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_CORRUPT);
+    bench_done(&b);
+    other = table_group;
+    other.dtype = KVT_DTYPE_INT8;
+    bench_init(&b, &other, 16, 16);
+    assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_CORRUPT);
+    bench_done(&b);
+    free(tables);
+    bench_done(&a);
+}
+
+struct worker { struct bench *shared; uint64_t seed; bool is_exact; };
+
+/* Packs and unpacks its own blocks with the shared codec, while tables are learned and LZ4 is tried. */
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    struct bench b = *worker->shared; /* the codec is shared, all memory is its own */
+    rank_buffer_init(&b.source, raw_bytes(&b));
+    rank_buffer_init(&b.target, raw_bytes(&b));
+    rank_buffer_init(&b.packed, raw_bytes(&b));
+    b.scratch = aligned_alloc(64, kvt_align_up(kvt_codec_scratch_bytes(b.codec), 64));
+    b.views = kvt_alloc(b.layers, sizeof b.views[0]);
+    set_views(&b, b.source.bytes, b.views);
+    b.target_views = kvt_alloc(b.layers, sizeof b.views[0]);
+    set_views(&b, b.target.bytes, b.target_views);
+    worker->is_exact = true;
+    for (uint32_t i = 0; i < 40; i++) {
+        fill_scaled(&b, worker->seed * 1000 + i);
+        const uint32_t length = pack(&b);
+        if (length == 0) continue;
+        const bool is_ok = kvt_codec_unpack(b.codec, 0, b.packed.bytes, length, b.tokens, b.target_views, b.scratch) == KVT_OK;
+        worker->is_exact = worker->is_exact && is_ok && memcmp(b.source.bytes, b.target.bytes, b.source.size) == 0;
+    }
+    rank_buffer_done(&b.source);
+    rank_buffer_done(&b.target);
+    rank_buffer_done(&b.packed);
+    kvt_free(b.views);
+    kvt_free(b.target_views);
+    free(b.scratch);
+    return NULL;
+}
+
+static void blocks_stay_exact_while_threads_pack_and_one_table_is_learned(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_init(&b, &table_group, 16, 16);
+    assert_int_equal(kvt_codec_learn(b.codec, true), KVT_OK);
+    struct worker workers[4];
+    pthread_t threads[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        workers[i] = (struct worker){ .shared = &b, .seed = i + 1 };
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(workers[i].is_exact);
+    }
+    assert_int_equal(kvt_codec_tables_count(b.codec), 1);
+    bench_done(&b);
+}
+
+static void create_and_learn_survive_any_failing_allocation(void **state)
+{
+    (void)state;
+    struct kvt_model_shape shape = { .block_tokens = 16, .group_count = 3,
+        .groups = { table_group, table_group, { .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1, .state_bytes = 64 } } };
+    enum kvt_status status = KVT_NOMEM;
+    for (uint64_t n = 1; status == KVT_NOMEM; n++) {
+        struct kvt_codec *codec = NULL;
+        kvt_alloc_fail_at(n);
+        status = kvt_codec_create(&shape, &codec);
+        if (status == KVT_OK) status = kvt_codec_learn(codec, true);
+        kvt_alloc_fail_at(0);
+        assert_true(status == KVT_OK || status == KVT_NOMEM);
+        kvt_codec_destroy(&codec);
+        assert_true(n < 100);
+    }
+}
+
+/* ---- Ratios ------------------------------------------------------------------------------------------------------------- */
+
+/* Real pages: `count` of them, each [K, V][16 tokens][256 channels]. */
+struct pages { enum kvt_dtype dtype; const uint8_t *bytes; size_t count; };
+
+static size_t plane_of_page_bytes(const struct pages *pages)
+{
+    return (size_t)KVT_PAGES_TOKENS * KVT_PAGES_CHANNELS * kvt_dtype_bytes(pages->dtype);
+}
+
+/* Half 0 is Gemma's, half 1 the small model's. */
+static struct pages embedded_pages(enum kvt_dtype dtype, uint32_t half)
+{
+    size_t bytes;
+    const uint8_t *all = kvt_pages(dtype, &bytes);
+    struct pages pages = { .dtype = dtype, .bytes = all + half * (bytes / 2) };
+    pages.count = bytes / 2 / (2 * plane_of_page_bytes(&pages));
+    return pages;
+}
+
+static struct kvt_group_shape group_of_pages(enum kvt_dtype dtype, uint32_t layers)
+{
+    return (struct kvt_group_shape){ .dtype = dtype, .layers = layers, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS };
+}
+
+/* Puts consecutive pages into the block, per_layer of them a layer. */
+static void load_pages(struct bench *b, const struct pages *pages, size_t first, size_t per_layer)
+{
+    const size_t half = plane_of_page_bytes(pages);
+    for (size_t i = 0; i < b->layers * per_layer; i++)
+        for (uint32_t p = 0; p < 2; p++)
+            memcpy(b->views[i / per_layer].plane[p] + i % per_layer * half, pages->bytes + (2 * (first + i) + p) * half, half);
+}
+
+struct sizes { size_t raw, stored; };
+
+static double ratio_of(struct sizes sizes) { return (double)sizes.raw / (double)sizes.stored; }
+
+/* Packs what is in the block; it comes back exact. */
+static void count_block(struct bench *b, struct sizes *sizes)
+{
+    const uint32_t length = round_trip(b);
+    sizes->raw += raw_bytes(b);
+    sizes->stored += length ? length : raw_bytes(b);
+}
+
+/* Raw over packed of pages in blocks of so many layers with per_layer pages each. */
+static double pages_ratio(struct pages pages, uint32_t layers, uint32_t per_layer)
+{
+    const struct kvt_group_shape group = group_of_pages(pages.dtype, layers);
+    struct sizes sizes = { 0, 0 };
+    struct bench b;
+    bench_init(&b, &group, KVT_PAGES_TOKENS * per_layer, KVT_PAGES_TOKENS * per_layer);
+    for (size_t page = 0; page + layers * per_layer <= pages.count; page += layers * per_layer) {
+        load_pages(&b, &pages, page, per_layer);
+        count_block(&b, &sizes);
+    }
+    bench_done(&b);
+    return ratio_of(sizes);
+}
+
+/* The same pages cut into blocks of consecutive bytes, one layer each, as whoever fills blocks of another shape does. */
+static double bytes_ratio(enum kvt_dtype dtype, uint32_t block_bytes)
+{
+    size_t page_bytes;
+    const uint8_t *pages = kvt_pages(dtype, &page_bytes);
+    const struct kvt_group_shape group = { .dtype = dtype, .layers = 1, .kv_heads = 1,
+        .head_dim = block_bytes / (2 * 16 * kvt_dtype_bytes(dtype)) };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    struct sizes sizes = { 0, 0 };
+    for (size_t at = 0; at + block_bytes <= page_bytes; at += block_bytes) {
+        memcpy(b.source.bytes, pages + at, block_bytes);
+        count_block(&b, &sizes);
+    }
+    bench_done(&b);
+    return ratio_of(sizes);
+}
+
+static void real_pages_shrink_by_what_was_measured(void **state)
+{
+    (void)state;
+    const double gemma = pages_ratio(embedded_pages(KVT_DTYPE_BF16, 0), 1, 4), small = pages_ratio(embedded_pages(KVT_DTYPE_BF16, 1), 1, 4);
+    const double fp16 = pages_ratio(embedded_pages(KVT_DTYPE_FP16, 1), 1, 2), fp8 = pages_ratio(embedded_pages(KVT_DTYPE_FP8, 1), 1, 2);
+    print_message("bf16 in 64 KiB: Gemma %.4f, small %.4f; small in 32 KiB of fp16 %.4f, 16 KiB of fp8 %.4f\n", gemma, small, fp16, fp8);
+    assert_true(gemma >= 1.42);
+    assert_true(small >= 1.47);
+    /* The design's 1.16 and 1.18 are for all layers in 64 KiB (below); the pages leave out layer 0, whose V repeats with the tokens. */
+    assert_true(fp16 >= 1.15);
+    assert_true(fp8 >= 1.17);
+}
+
+static void small_and_large_blocks_of_page_bytes_shrink_too(void **state)
+{
+    (void)state;
+    const double small = bytes_ratio(KVT_DTYPE_BF16, 4096), large = bytes_ratio(KVT_DTYPE_BF16, 256 * 1024);
+    print_message("bf16 in 4 KiB %.4f, in 256 KiB %.4f\n", small, large);
+    assert_true(small >= 1.42);
+    assert_true(large >= 1.42);
+}
+
+/* The bytes of a file, NULL when it is not there. The caller frees. */
+static uint8_t *read_file(const char *path, size_t *ret_size)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    uint8_t *bytes = malloc(1 << 20);
+    *ret_size = fread(bytes, 1, 1 << 20, file);
+    (void)fclose(file);
+    return bytes;
+}
+
+/* One layer's file: a table from its first half when asked for, sizes of 64 KiB chunks (or the half) of the second half, or of all. */
+static void count_file(const struct pages *pages, bool is_learned, struct sizes *sizes)
+{
+    const uint32_t per_layer = kvt_min_u32((uint32_t)(32768 / plane_of_page_bytes(pages)), (uint32_t)pages->count / 2);
+    const struct kvt_group_shape group = group_of_pages(pages->dtype, 1);
+    struct bench b;
+    bench_init(&b, &group, KVT_PAGES_TOKENS * per_layer, KVT_PAGES_TOKENS * per_layer);
+    if (is_learned) {
+        assert_int_equal(kvt_codec_learn(b.codec, true), KVT_OK);
+        for (size_t page = 0; kvt_codec_tables_count(b.codec) == 0; page += per_layer) {
+            load_pages(&b, pages, page % (pages->count / 2), per_layer);
+            (void)pack(&b);
+        }
+    }
+    for (size_t page = is_learned ? pages->count / 2 : 0; page + per_layer <= pages->count; page += per_layer) {
+        load_pages(&b, pages, page, per_layer);
+        count_block(&b, sizes);
+    }
+    bench_done(&b);
+}
+
+/* Raw over packed of all layers of a folder of samples; 0 when it is not there. */
+static double folder_ratio(const char *folder, enum kvt_dtype dtype, bool is_learned)
+{
+    const char *root = getenv("KVTIER_SHARED") ? getenv("KVTIER_SHARED") : "../shared";
+    struct sizes sizes = { 0, 0 };
+    for (uint32_t layer = 0; layer < 18; layer++) {
+        char path[512];
+        (void)snprintf(path, sizeof path, "%s/data/%s/%s/layer%02u.bin", root, folder, kvt_dtype_name(dtype), layer);
+        size_t size;
+        uint8_t *bytes = read_file(path, &size);
+        if (!bytes) continue;
+        struct pages pages = { .dtype = dtype, .bytes = bytes };
+        pages.count = size / (2 * plane_of_page_bytes(&pages));
+        count_file(&pages, is_learned, &sizes);
+        free(bytes);
+    }
+    return sizes.stored ? ratio_of(sizes) : 0;
+}
+
+static void the_full_samples_shrink_by_what_the_design_asks_for(void **state)
+{
+    (void)state;
+    static const struct { const char *folder; enum kvt_dtype dtype; double without, with; } rows[] = {
+        { "kv", KVT_DTYPE_BF16, 1.47, 1.49 }, { "kv", KVT_DTYPE_FP16, 1.16, 1.16 }, { "kv", KVT_DTYPE_FP8, 1.18, 1.18 },
+        { "kv_gemma3_270m", KVT_DTYPE_BF16, 1.42, 1.48 },
+    };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(rows); i++) {
+        const double without = folder_ratio(rows[i].folder, rows[i].dtype, false);
+        if (without == 0) {
+            print_message("skipped: no samples in $KVTIER_SHARED/data or ../shared/data\n");
+            skip();
+        }
+        const double with = folder_ratio(rows[i].folder, rows[i].dtype, true);
+        print_message("%s %s: %.4f without tables, %.4f with\n", rows[i].folder, kvt_dtype_name(rows[i].dtype), without, with);
+        assert_true(without >= rows[i].without);
+        assert_true(with >= rows[i].with);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_type_shape_and_fill_comes_back_bit_for_bit),
+        cmocka_unit_test(a_state_snapshot_of_odd_size_comes_back_bit_for_bit),
+        cmocka_unit_test(a_constant_chunk_takes_sixteen_bytes),
+        cmocka_unit_test(noise_stays_raw_and_the_target_is_not_written),
+        cmocka_unit_test(only_valid_tokens_are_touched),
+        cmocka_unit_test(too_small_a_capacity_gives_zero_and_is_never_overrun),
+        cmocka_unit_test(b45_lz4_blocks_are_independent_and_of_exact_size),
+        cmocka_unit_test(all_implementations_pack_the_same_bytes),
+        cmocka_unit_test(damaged_blocks_never_read_or_write_out_of_bounds),
+        cmocka_unit_test(random_bytes_are_refused_inside_the_bounds),
+        cmocka_unit_test(a_block_of_another_token_count_is_refused),
+        cmocka_unit_test(tables_are_off_until_asked_for_and_then_shrink_scaled_channels),
+        cmocka_unit_test(a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_import),
+        cmocka_unit_test(learning_can_be_given_up_and_begun_again),
+        cmocka_unit_test(tables_learned_from_other_tokens_do_not_open_a_block),
+        cmocka_unit_test(damaged_or_foreign_tables_are_refused_and_change_nothing),
+        cmocka_unit_test(blocks_stay_exact_while_threads_pack_and_one_table_is_learned),
+        cmocka_unit_test(create_and_learn_survive_any_failing_allocation),
+        cmocka_unit_test(real_pages_shrink_by_what_was_measured),
+        cmocka_unit_test(small_and_large_blocks_of_page_bytes_shrink_too),
+        cmocka_unit_test(the_full_samples_shrink_by_what_the_design_asks_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,262 @@
+/*
+ * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round a plain copy into
+ * another 256 MiB, then pack and unpack by each implementation; thread CPU time, so that neighbours on the machine
+ * disturb less; the median of the rounds. The ceiling of a speed is the copy in the same run; the ceiling of a compression
+ * ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible.
+ */
+#include "tools/cmd_bench_codec.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/rank_planes.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "tiers/codec.h"
+#include "tools/run/pages.h"
+
+enum {
+    ROUNDS = 11,
+    SLOW_BLOCKS = 128, /* what the reference gets: it is 20 times slower, and its speed does not depend on memory */
+    BLOCK_BYTES = 64 * 1024,
+    IMPLEMENTATIONS_MAX = 4,
+    CASES_MAX = 64
+};
+#define SET_BYTES (256 * KVT_MIB)
+
+struct bench_case { char name[48]; double value; const char *unit; double ceiling; };
+
+/* One type: its blocks, and where they go. */
+struct bench {
+    enum kvt_dtype dtype;
+    struct kvt_codec *codec;
+    uint8_t *source, *target, *packed, *scratch;
+    uint32_t block_count, tokens;
+    uint32_t lengths[SET_BYTES / BLOCK_BYTES];
+};
+
+struct times { double copy[ROUNDS], pack[IMPLEMENTATIONS_MAX][ROUNDS], unpack[IMPLEMENTATIONS_MAX][ROUNDS]; };
+
+static double thread_seconds(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double values[ROUNDS])
+{
+    qsort(values, ROUNDS, sizeof values[0], compare_doubles);
+    return values[ROUNDS / 2];
+}
+
+static struct kvt_chunk_view view_of(uint8_t *memory, uint32_t block)
+{
+    uint8_t *first = memory + (size_t)block * BLOCK_BYTES;
+    return (struct kvt_chunk_view){ { first, first + BLOCK_BYTES / 2 } };
+}
+
+/* ---- The passes over the set ----------------------------------------------------------------------------------------- */
+
+static double copy_pass(const struct bench *b)
+{
+    const double start = thread_seconds();
+    for (uint32_t i = 0; i < b->block_count; i++)
+        memcpy(b->target + (size_t)i * BLOCK_BYTES, b->source + (size_t)i * BLOCK_BYTES, BLOCK_BYTES);
+    return (thread_seconds() - start) / b->block_count;
+}
+
+/* Packs the first `count` blocks back to back; a block that stays raw is copied, as a stash would. Seconds a block. */
+static double pack_pass(struct bench *b, uint32_t count)
+{
+    const double start = thread_seconds();
+    uint8_t *at = b->packed;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kvt_chunk_view view = view_of(b->source, i);
+        b->lengths[i] = kvt_codec_pack(b->codec, 0, &view, b->tokens, at, BLOCK_BYTES, b->scratch);
+        if (b->lengths[i] == 0) memcpy(at, view.plane[0], BLOCK_BYTES);
+        at += b->lengths[i] ? b->lengths[i] : BLOCK_BYTES;
+    }
+    return (thread_seconds() - start) / count;
+}
+
+/* Seconds a block; negative: one of them is damaged. */
+static double unpack_pass(struct bench *b, uint32_t count)
+{
+    const double start = thread_seconds();
+    const uint8_t *at = b->packed;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kvt_chunk_view view = view_of(b->target, i);
+        if (b->lengths[i] == 0) memcpy(view.plane[0], at, BLOCK_BYTES);
+        else if (kvt_codec_unpack(b->codec, 0, at, b->lengths[i], b->tokens, &view, b->scratch) != KVT_OK) return -1;
+        at += b->lengths[i] ? b->lengths[i] : BLOCK_BYTES;
+    }
+    return (thread_seconds() - start) / count;
+}
+
+static bool run_rounds(struct bench *b, struct times *times)
+{
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
+            const struct kvt_rank_ops *ops = kvt_rank_ops_at(k);
+            if (!ops->is_supported()) continue;
+            const uint32_t count = k == 0 ? SLOW_BLOCKS : b->block_count;
+            kvt_codec_set_kernels(b->codec, ops);
+            times->copy[round] = copy_pass(b);
+            times->pack[k][round] = pack_pass(b, count);
+            memset(b->target, 0, (size_t)count * BLOCK_BYTES);
+            times->unpack[k][round] = unpack_pass(b, count);
+            if (times->unpack[k][round] < 0 || memcmp(b->source, b->target, (size_t)count * BLOCK_BYTES) != 0) {
+                (void)fprintf(stderr, "kvtier: bench codec: %s by %s does not come back exact\n", kvt_dtype_name(b->dtype), ops->name);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* ---- Compression ratios ---------------------------------------------------------------------------------------------- */
+
+static double ratio_of(const struct bench *b)
+{
+    uint64_t stored = 0;
+    for (uint32_t i = 0; i < b->block_count; i++) stored += b->lengths[i] ? b->lengths[i] : BLOCK_BYTES;
+    return (double)b->block_count * BLOCK_BYTES / (double)stored;
+}
+
+static double entropy_ratio(const struct bench *b, size_t page_bytes)
+{
+    const uint32_t exponent_bits = b->dtype == KVT_DTYPE_BF16 ? 8 : b->dtype == KVT_DTYPE_FP16 ? 5 : 4;
+    const uint32_t element_bytes = kvt_dtype_bytes(b->dtype);
+    const uint32_t shift = 8 * element_bytes - 1 - exponent_bits;
+    double counts[256] = { 0 };
+    const size_t elements = page_bytes / element_bytes;
+    for (size_t i = 0; i < elements; i++) {
+        const uint32_t x = element_bytes == 1 ? b->source[i] : kvt_load_u16(b->source + 2 * i);
+        counts[x >> shift & ((1u << exponent_bits) - 1)]++;
+    }
+    double entropy = 0;
+    for (uint32_t i = 0; i < 256; i++)
+        if (counts[i] > 0) entropy -= counts[i] / (double)elements * log2(counts[i] / (double)elements);
+    return 8.0 * element_bytes / (8.0 * element_bytes - exponent_bits + entropy);
+}
+
+/* ---- Set-up ---------------------------------------------------------------------------------------------------------- */
+
+static void bench_done(struct bench *b)
+{
+    kvt_codec_destroy(&b->codec);
+    if (b->source) kvt_table_unmap(b->source, SET_BYTES);
+    if (b->target) kvt_table_unmap(b->target, SET_BYTES);
+    if (b->packed) kvt_table_unmap(b->packed, SET_BYTES);
+    if (b->scratch) kvt_table_unmap(b->scratch, KVT_MIB);
+}
+
+/* A page block holds 16 tokens of K, then of V; a bench block of 64 KiB takes the K and the V of as many as fit. */
+static void fill_source(struct bench *b, const uint8_t *pages, size_t page_bytes)
+{
+    const size_t half = (size_t)KVT_PAGES_TOKENS * KVT_PAGES_CHANNELS * kvt_dtype_bytes(b->dtype);
+    const size_t page_count = page_bytes / (2 * half);
+    size_t page = 0;
+    for (uint32_t i = 0; i < b->block_count; i++) {
+        const struct kvt_chunk_view view = view_of(b->source, i);
+        for (size_t at = 0; at < BLOCK_BYTES / 2; at += half, page++)
+            for (uint32_t p = 0; p < 2; p++) memcpy(view.plane[p] + at, pages + (2 * (page % page_count) + p) * half, half);
+    }
+    memset(b->target, 0, SET_BYTES); /* touch every page once, before anything is timed */
+    memset(b->packed, 0, SET_BYTES);
+}
+
+static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_bytes)
+{
+    b->dtype = dtype;
+    b->block_count = SET_BYTES / BLOCK_BYTES;
+    b->tokens = BLOCK_BYTES / (2 * KVT_PAGES_CHANNELS * kvt_dtype_bytes(dtype));
+    const struct kvt_model_shape shape = { .block_tokens = b->tokens, .group_count = 1, .groups = { {
+        .dtype = dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } } };
+    if (kvt_codec_create(&shape, &b->codec) != KVT_OK) return false;
+    b->source = kvt_table_map(SET_BYTES);
+    b->target = kvt_table_map(SET_BYTES);
+    b->packed = kvt_table_map(SET_BYTES);
+    b->scratch = kvt_table_map(KVT_MIB);
+    if (!b->source || !b->target || !b->packed || !b->scratch || kvt_codec_scratch_bytes(b->codec) > KVT_MIB) return false;
+    const uint8_t *pages = kvt_pages(dtype, ret_page_bytes);
+    fill_source(b, pages, *ret_page_bytes);
+    return true;
+}
+
+/* ---- The cases and their report -------------------------------------------------------------------------------------- */
+
+static void add_speed(struct bench_case *ret_case, const struct bench *b, const char *what, const char *by, double seconds, double copy_seconds)
+{
+    (void)snprintf(ret_case->name, sizeof ret_case->name, "%s %s %s", kvt_dtype_name(b->dtype), what, by);
+    ret_case->value = BLOCK_BYTES / seconds * 1e-9;
+    ret_case->unit = "GB/s";
+    ret_case->ceiling = BLOCK_BYTES / copy_seconds * 1e-9;
+}
+
+/* Measures one type; appends its cases. */
+static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t *count)
+{
+    struct bench *b = kvt_alloc(1, sizeof *b);
+    struct times *times = kvt_alloc(1, sizeof *times);
+    size_t page_bytes = 0;
+    bool is_ok = false;
+    if (!b || !times || !bench_init(b, dtype, &page_bytes)) {
+        (void)fprintf(stderr, "kvtier: bench codec: memory was refused: it needs 900 MiB\n");
+    } else if (run_rounds(b, times)) {
+        const double copy_seconds = median(times->copy);
+        if (dtype == KVT_DTYPE_BF16) add_speed(&cases[(*count)++], b, "copy", "memcpy", copy_seconds, copy_seconds);
+        for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
+            if (!kvt_rank_ops_at(k)->is_supported()) continue;
+            add_speed(&cases[(*count)++], b, "pack", kvt_rank_ops_at(k)->name, median(times->pack[k]), copy_seconds);
+            add_speed(&cases[(*count)++], b, "unpack", kvt_rank_ops_at(k)->name, median(times->unpack[k]), copy_seconds);
+        }
+        struct bench_case *ratio = &cases[(*count)++];
+        (void)snprintf(ratio->name, sizeof ratio->name, "%s raw over packed", kvt_dtype_name(dtype));
+        ratio->value = ratio_of(b);
+        ratio->unit = "x";
+        ratio->ceiling = entropy_ratio(b, page_bytes);
+        is_ok = true;
+    }
+    if (b) bench_done(b);
+    kvt_free(times);
+    kvt_free(b);
+    return is_ok;
+}
+
+static void print_cases(const struct bench_case *cases, uint32_t count, bool is_json)
+{
+    if (is_json) (void)printf("{\"cases\":[");
+    else (void)printf("%-28s %10s %-6s %10s %8s\n", "case", "value", "unit", "ceiling", "ratio");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct bench_case *c = &cases[i];
+        if (is_json)
+            (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}", i ? "," : "",
+                         c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
+        else
+            (void)printf("%-28s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
+    }
+    if (is_json) (void)printf("]}\n");
+}
+
+int kvt_bench_codec(bool is_json)
+{
+    static const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8 };
+    struct bench_case cases[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(dtypes); i++)
+        if (!bench_dtype(dtypes[i], cases, &count)) return 1;
+    print_cases(cases, count, is_json);
+    return 0;
+}

@@ -48,13 +48,18 @@ static void *run(void *user)
     enum { IDLE_NS = 100000000 };
     struct kvt_store *store = user;
     for (;;) {
+        pthread_mutex_lock(&store->lock);
+        store->has_requests = false;
+        pthread_mutex_unlock(&store->lock);
         if (step(store, 0)) continue;
         pthread_mutex_lock(&store->lock);
         const bool is_stopping = store->is_stopping;
-        store->is_asleep = true;
+        store->is_asleep = !store->has_requests;
+        const bool may_sleep = store->is_asleep;
         pthread_mutex_unlock(&store->lock);
         if (is_stopping) return NULL;
-        /* A submit in between finds is_asleep and kicks; the kick is kept until this poll. */
+        if (!may_sleep) continue;
+        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
         (void)step(store, IDLE_NS);
         pthread_mutex_lock(&store->lock);
         store->is_asleep = false;
@@ -66,6 +71,7 @@ static void *run(void *user)
 static void unlock_and_kick(struct kvt_store *store)
 {
     const bool is_asleep = store->is_asleep;
+    store->has_requests = true;
     store->is_asleep = false;
     pthread_mutex_unlock(&store->lock);
     if (is_asleep) store->io->ops->kick(store->io);
@@ -508,7 +514,8 @@ static enum kvt_status sync_run(struct kvt_store *store, struct patience *patien
 static enum kvt_status sync_locked(struct kvt_store *store)
 {
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
-    while (store->is_phase_taken)
+    /* The other phase is empty, unless an earlier sync gave up on it. */
+    while (store->is_phase_taken || store->phase_pending[store->phase ^ 1] > 0)
         if (!wait_for_change(store, &patience)) return KVT_IO;
     /* Puts accepted from now on count for the other phase; the run starts when those before have been written. */
     const uint32_t phase = store->phase;
@@ -518,7 +525,6 @@ static enum kvt_status sync_locked(struct kvt_store *store)
     while (is_written && store->phase_pending[phase] > 0) is_written = wait_for_change(store, &patience);
     const enum kvt_status status = is_written ? sync_run(store, &patience) : KVT_IO;
     store->is_phase_taken = false;
-    if (!is_written) store->phase ^= 1;
     (void)pthread_cond_broadcast(&store->changed);
     return status;
 }
@@ -542,7 +548,6 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const enum kvt_status status = sync_run(store, &patience);
     pthread_mutex_unlock(&store->lock);
-    tell_news(store);
     return status;
 }
 

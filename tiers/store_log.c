@@ -559,7 +559,7 @@ static void closer_io_done(struct kvt_store *store, struct kvt_store_io *io)
     case KVT_CLOSER_SYNC: store->closer.stage = KVT_CLOSER_SUMMARY; break;
     case KVT_CLOSER_SUMMARY: store->closer.at += io->size; break;
     case KVT_CLOSER_FOOTER:
-        segment->is_dirty = true;
+        segment->is_findable = segment->is_dirty = true;
         store->closer.stage = KVT_CLOSER_DONE;
         break;
     case KVT_CLOSER_IDLE:
@@ -720,6 +720,9 @@ void kvt_store_syncer_step(struct kvt_store *store)
     while (store->syncer.segment < store->segment_slots) {
         struct kvt_segment *segment = &store->segments[store->syncer.segment];
         if (segment->is_dirty && segment->state != KVT_SEGMENT_ABSENT) {
+            /* Its header is part of what makes its records last. */
+            if (store->header_io.is_busy && store->header_segment == store->syncer.segment) return;
+            if (!segment->is_findable && segment->state != KVT_SEGMENT_FREE) store->syncer.has_failed = true;
             segment->is_dirty = false;
             kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done, NULL);
             return;

@@ -80,6 +80,7 @@ struct kvt_segment {
     uint64_t data_end;       /* where the next record goes */
     uint64_t allocated_bytes;
     bool is_dirty;           /* written since its last sync was submitted */
+    bool is_findable;        /* its header, or its footer, is written: the next open knows its sequence */
     /* shared: under the lock */
     uint32_t records, held_records; /* live in it; held of those */
     uint32_t readers;        /* gets in flight */
@@ -204,7 +205,7 @@ struct kvt_store {
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting;             /* until the I/O thread says that it is done */
-    bool is_closing, is_stopping, is_asleep, has_news;
+    bool is_closing, is_stopping, is_asleep, has_requests, has_news;
     struct kvt_store_stats stats;
 
     /* The I/O thread's (any one thread before it starts and after it ended). */

@@ -35,7 +35,10 @@ static void header_written(struct kvt_store *store, struct kvt_store_io *io)
     store->stats.written_bytes += io->done_bytes;
     if (io->error) store->stats.write_errors++;
     pthread_mutex_unlock(&store->lock);
-    if (!io->error) return;
+    if (!io->error) {
+        segment->is_findable = true;
+        return;
+    }
     if (++store->header_tries < TRIES_MAX)
         write_header(store);
     else
@@ -66,6 +69,7 @@ static void open_segment(struct kvt_store *store, uint32_t index, uint64_t epoch
     segment->state = KVT_SEGMENT_OPEN;
     segment->sequence = ++store->segment_sequence;
     segment->epoch = epoch;
+    segment->is_findable = false;
     segment->data_end = KVT_STORE_BLOCK_BYTES;
     segment->entry_count = 0;
     segment->summary = store->is_summary_taken[0] ? 1 : 0;

@@ -20,6 +20,8 @@
 #define SEGMENT_BYTES_MIN (64 * KVT_KIB)
 #define SEGMENT_BYTES_MAX (64 * KVT_MIB)
 #define SEGMENTS_MIN      4
+/* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
+#define SERIAL_MAX        (((uint64_t)1 << 47) - 1)
 #define LOCK_NAME         "lock"
 #define SUPER_NAME        "superblock"
 
@@ -253,7 +255,7 @@ static bool super_is_valid(const struct kvt_superblock *super)
         && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment) && super->alignment >= 512
         && super->alignment <= KVT_STORE_BLOCK_BYTES && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
         && super->segment_bytes >= SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
-        && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
+        && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
 static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
@@ -400,16 +402,17 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
     memcpy(&footer, store->footer_buffer, sizeof footer);
     const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
         && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc)) && header.store_id == store->store_id
-        && header.index == index;
+        && header.index == index && header.sequence <= SERIAL_MAX;
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
-        && footer.index == index && footer.entry_count <= store->entries_max;
+        && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
     if (!has_header && !has_footer) return false;
     segment->sequence = has_footer ? footer.sequence : header.sequence;
     segment->epoch = has_footer ? footer.epoch : header.epoch;
+    segment->is_findable = true;
     *ret_found = (struct found_segment){ .index = index, .is_summarised = has_footer, .footer = footer };
     return segment->epoch == store->epoch;
 }
@@ -425,6 +428,10 @@ static int by_sequence(const void *a, const void *b, void *user)
 /* Puts what a summary or a walk found into the index; the higher record sequence wins, then the younger segment. */
 static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, const struct kvt_summary_entry *listed)
 {
+    if (listed->sequence > SERIAL_MAX) {
+        store->stats.recovered_bad++;
+        return KVT_OK;
+    }
     store->record_sequence = kvt_max_u64(store->record_sequence, listed->sequence);
     if (listed->flags & KVT_RECORD_PRIVATE) {
         store->stats.recovered_private++;
@@ -646,6 +653,8 @@ enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes
         kvt_free(found);
         KVT_TRY(status);
     }
+    if (store->header_io.is_busy)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: the disk does not answer", store->path);
     store->stats.allocated_bytes = store->stats.allocated_peak = store->allocated_fixed + store->allocated_bytes;
     store->stats.segments = store->file_count;
     return KVT_OK;

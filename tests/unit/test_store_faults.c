@@ -553,6 +553,70 @@ static void b34_every_length_works_on_a_disk_of_4096_byte_blocks(void **state)
     bench_done(&bench);
 }
 
+static void b35_an_open_whose_disk_is_silent_is_refused(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    for (uint64_t i = 0; i < 100; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
+    kvt_store_close(&bench.store);
+    for (uint64_t n = 1; n < 12; n++) {
+        io_faulty_at(bench.image, IO_FAULTY_READ, n, IO_FAULTY_HELD);
+        assert_int_equal(bench_try_open(&bench), KVT_IO);
+        assert_non_null(strstr(bench.error, bench.path));
+        io_faulty_heal(bench.image);
+    }
+    bench_open(&bench);
+    assert_int_equal(bench_get(&bench, 99, 20 * KIB), KVT_OK);
+    bench_done(&bench);
+}
+
+static void a_sync_that_gave_up_does_not_make_the_next_one_lie(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    static uint8_t bytes[2][1000];
+    struct kvt_store_op puts[2], *done[2];
+    assert_int_equal(bench_put(&bench, 0, 1000), KVT_OK);
+    for (uint64_t i = 0; i < 2; i++)
+        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(1 + i), .buffer = bytes[i], .length = 1000 };
+    struct kvt_store_op *ops[] = { &puts[0] };
+    io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_HELD, 1000000);
+    assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    ops[0] = &puts[1];
+    assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    io_faulty_heal(bench.image);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    assert_int_equal(kvt_store_poll(bench.store, done, 2), 2);
+    assert_int_equal(puts[1].status, KVT_OK);
+    bench_done(&bench);
+}
+
+static void a_segment_that_the_next_open_could_not_find_is_not_durable(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    /* The header of the first segment cannot be written, its records can. */
+    for (uint64_t n = 1; n <= 4; n++)
+        if (n != 2) io_faulty_at(bench.image, IO_FAULTY_WRITE, n, IO_FAULTY_EIO);
+    assert_int_equal(bench_put(&bench, 1, 1000), KVT_OK);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    io_faulty_heal(bench.image);
+    /* Full and closed it has a footer, and that is enough. */
+    for (uint64_t i = 2; i < 100; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    bench_reopen(&bench);
+    for (uint64_t i = 2; i < 100; i++) assert_int_equal(bench_get(&bench, i, 20 * KIB), KVT_OK);
+    bench_done(&bench);
+}
+
 static void a_sync_that_fails_says_so(void **state)
 {
     (void)state;
@@ -596,6 +660,9 @@ int main(void)
         cmocka_unit_test(b35_every_submitted_op_gives_exactly_one_completion),
         cmocka_unit_test(held_records_that_cannot_be_copied_are_told_as_lost),
         cmocka_unit_test(b34_every_length_works_on_a_disk_of_4096_byte_blocks),
+        cmocka_unit_test(b35_an_open_whose_disk_is_silent_is_refused),
+        cmocka_unit_test(a_sync_that_gave_up_does_not_make_the_next_one_lie),
+        cmocka_unit_test(a_segment_that_the_next_open_could_not_find_is_not_durable),
         cmocka_unit_test(a_sync_that_fails_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

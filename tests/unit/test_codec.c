@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <lz4.h>
 
 #include "kernels/rank_planes.h"
 #include "runtime/base/bytes.h"
@@ -257,6 +258,26 @@ static void b45_lz4_blocks_are_independent_and_of_exact_size(void **state)
     }
 }
 
+/* A well-formed LZ4 block of one byte less than the plane leaves old bytes at its end: it is refused. */
+static void b45_an_lz4_block_of_another_raw_size_is_refused(void **state)
+{
+    (void)state;
+    const struct kvt_group_shape group = { .dtype = KVT_DTYPE_INT8, .layers = 1, .planes = 1, .kv_heads = 1, .head_dim = 64 };
+    struct bench b;
+    bench_init(&b, &group, 16, 16);
+    memset(b.source.bytes, 3, b.source.size / 2);
+    assert_true(round_trip(&b) > 0);
+    for (int size = 1000; size <= 1040; size++) {
+        uint8_t packed[2048] = { 1, 0, 16 }, raw[2048] = { 0 };
+        const int stored = LZ4_compress_default((const char *)raw, (char *)packed + 32, size, 2000);
+        packed[16] = 2;
+        kvt_store_u32(packed + 8, (uint32_t)(32 + stored));
+        kvt_store_u32(packed + 24, (uint32_t)stored);
+        assert_int_equal(unpack(&b, packed, (uint32_t)(32 + stored)), size == 1024 ? KVT_OK : KVT_CORRUPT);
+    }
+    bench_done(&b);
+}
+
 static void all_implementations_pack_the_same_bytes(void **state)
 {
     (void)state;
@@ -445,6 +466,27 @@ static void a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_im
     free(tables);
     bench_done(&a);
     bench_done(&b);
+}
+
+static void a_base_is_the_mean_exponent_of_its_channel_zeros_left_out(void **state)
+{
+    (void)state;
+    struct kvt_base_tables tables;
+    kvt_base_tables_init(&tables, KVT_DTYPE_BF16, 1, 1, 3);
+    assert_int_equal(kvt_base_tables_learn(&tables, true), KVT_OK);
+    static uint8_t rows[KVT_BASE_LEARN_TOKENS][3][2];
+    for (uint32_t t = 0; t < KVT_BASE_LEARN_TOKENS; t++) {
+        kvt_store_u16(rows[t][0], t % 4 ? 0 : 100 << 7);        /* mostly zeros */
+        kvt_store_u16(rows[t][1], (uint16_t)((110 + t % 3) << 7)); /* 110, 111, 112 */
+    }                                                           /* channel 2: zeros only */
+    const struct kvt_chunk_view view = { { &rows[0][0][0], NULL } };
+    kvt_base_tables_observe(&tables, &view, KVT_BASE_LEARN_TOKENS);
+    const struct kvt_base_set *set = kvt_base_tables_current(&tables);
+    assert_non_null(set);
+    const uint8_t *bases = kvt_base_set_layer(&tables, set, 0).plane[0];
+    const uint8_t expected[3] = { 100, 111, 0 };
+    for (uint32_t i = 0; i < 3 + KVT_RANK_GROUP; i++) assert_int_equal(bases[i], expected[i % 3]); /* and so on, periodically */
+    kvt_base_tables_done(&tables);
 }
 
 static void learning_can_be_given_up_and_begun_again(void **state)
@@ -769,12 +811,14 @@ int main(void)
         cmocka_unit_test(only_valid_tokens_are_touched),
         cmocka_unit_test(too_small_a_capacity_gives_zero_and_is_never_overrun),
         cmocka_unit_test(b45_lz4_blocks_are_independent_and_of_exact_size),
+        cmocka_unit_test(b45_an_lz4_block_of_another_raw_size_is_refused),
         cmocka_unit_test(all_implementations_pack_the_same_bytes),
         cmocka_unit_test(damaged_blocks_never_read_or_write_out_of_bounds),
         cmocka_unit_test(random_bytes_are_refused_inside_the_bounds),
         cmocka_unit_test(a_block_of_another_token_count_is_refused),
         cmocka_unit_test(tables_are_off_until_asked_for_and_then_shrink_scaled_channels),
         cmocka_unit_test(a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_import),
+        cmocka_unit_test(a_base_is_the_mean_exponent_of_its_channel_zeros_left_out),
         cmocka_unit_test(learning_can_be_given_up_and_begun_again),
         cmocka_unit_test(tables_learned_from_other_tokens_do_not_open_a_block),
         cmocka_unit_test(damaged_or_foreign_tables_are_refused_and_change_nothing),

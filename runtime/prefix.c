@@ -4,6 +4,8 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
+_Static_assert(KVT_NO_BLOCK == UINT32_MAX, "an empty entry minus one is no block");
+
 static uint32_t tag_of(uint32_t group, struct kvt_key key)
 {
     /* Keys are digests: their bits are as good as a hash's. The group only has to differ. */
@@ -22,7 +24,7 @@ static uint32_t after(const struct kvt_prefix *prefix, uint32_t position)
 
 enum kvt_status kvt_prefix_init(struct kvt_prefix *prefix, const struct kvt_block *blocks, uint32_t entries_max)
 {
-    const uint64_t capacity = (uint64_t)entries_max + entries_max / 3 + 8;
+    const uint64_t capacity = 2 * (uint64_t)entries_max + 8;
     if (capacity > UINT32_MAX) return KVT_NOMEM;
     *prefix = (struct kvt_prefix){ .capacity = (uint32_t)capacity, .blocks = blocks };
     prefix->entries = kvt_table_map(kvt_prefix_bytes(prefix));
@@ -37,26 +39,40 @@ void kvt_prefix_done(struct kvt_prefix *prefix)
 
 size_t kvt_prefix_bytes(const struct kvt_prefix *prefix) { return (size_t)prefix->capacity * sizeof *prefix->entries; }
 
-uint32_t kvt_prefix_find(const struct kvt_prefix *prefix, uint32_t group, struct kvt_key key)
+/* The place of the entry with this group and key, or the empty place where it would be. */
+static uint32_t seek(const struct kvt_prefix *prefix, uint32_t tag, uint32_t group, struct kvt_key key)
 {
-    const uint32_t tag = tag_of(group, key);
     for (uint32_t position = home_of(prefix, tag);; position = after(prefix, position)) {
         const struct kvt_prefix_entry entry = prefix->entries[position];
-        if (entry.block == 0) return KVT_NO_BLOCK;
+        if (entry.block == 0) return position;
         if (entry.tag != tag) continue;
         const struct kvt_block *block = &prefix->blocks[entry.block - 1];
-        if (block->group == group && kvt_key_equal(block->key, key)) return entry.block - 1;
+        if (block->group == group && kvt_key_equal(block->key, key)) return position;
     }
+}
+
+uint32_t kvt_prefix_find(const struct kvt_prefix *prefix, uint32_t group, struct kvt_key key)
+{
+    /* An empty place has block 0, which makes it KVT_NO_BLOCK. */
+    return prefix->entries[seek(prefix, tag_of(group, key), group, key)].block - 1;
+}
+
+uint32_t kvt_prefix_find_or_insert(struct kvt_prefix *prefix, uint32_t block)
+{
+    const struct kvt_block *entered = &prefix->blocks[block];
+    const uint32_t tag = tag_of(entered->group, entered->key);
+    struct kvt_prefix_entry *entry = &prefix->entries[seek(prefix, tag, entered->group, entered->key)];
+    if (entry->block != 0) return entry->block - 1;
+    KVT_ASSERT(prefix->count < prefix->capacity / 2);
+    *entry = (struct kvt_prefix_entry){ .tag = tag, .block = block + 1 };
+    prefix->count++;
+    return KVT_NO_BLOCK;
 }
 
 void kvt_prefix_insert(struct kvt_prefix *prefix, uint32_t block)
 {
-    const uint32_t tag = tag_of(prefix->blocks[block].group, prefix->blocks[block].key);
-    KVT_ASSERT(prefix->count < prefix->capacity - 1);
-    uint32_t position = home_of(prefix, tag);
-    while (prefix->entries[position].block != 0) position = after(prefix, position);
-    prefix->entries[position] = (struct kvt_prefix_entry){ .tag = tag, .block = block + 1 };
-    prefix->count++;
+    const uint32_t other = kvt_prefix_find_or_insert(prefix, block);
+    KVT_ASSERT(other == KVT_NO_BLOCK);
 }
 
 void kvt_prefix_remove(struct kvt_prefix *prefix, uint32_t block)

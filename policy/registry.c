@@ -23,7 +23,8 @@
     X(gdsf)
 
 #define ADMISSION_POLICIES(X) \
-    X(all)
+    X(all)                    \
+    X(second_sight)
 
 #define DECLARE_EVICTION(word) extern const struct kvt_policy_ops kvt_policy_##word;
 #define DECLARE_ADMISSION(word) extern const struct kvt_admission_ops kvt_admission_##word;

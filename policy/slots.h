@@ -30,17 +30,17 @@
 #define KVT_SLOT_OWN_MASK 0xc0u
 
 #define KVT_SLOTS_LISTS_MAX 4u
-#define KVT_SLOTS_COUNT_MAX (UINT32_C(1) << 30)
+#define KVT_SLOTS_COUNT_MAX ((UINT32_C(1) << 30) - 2) /* twice as many ghosts beside them have numbers, too */
 
 struct kvt_slots {
-    struct kvt_order order; /* links 8 bytes a slot */
+    struct kvt_order order;
     uint8_t *bits;
     uint32_t slot_count;
     uint32_t idle_count;
     uint32_t size[KVT_SLOTS_LISTS_MAX]; /* slots that belong to a list, be they on it or off */
 };
 
-/* NOMEM; then done() is still fine. Slots are on lists 0 to 3 only. */
+/* NOMEM; then done() is still fine. */
 KVT_NODISCARD static inline enum kvt_status kvt_slots_init(struct kvt_slots *slots, uint32_t slot_count,
                                                            uint32_t list_count)
 {

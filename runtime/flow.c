@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/residency.h"
 
 #define POLL_BATCH        64
@@ -73,6 +74,7 @@ static void fill_fetch_op(struct kvt_core *core, struct kvt_transfer *transfer)
     op->length = source->host_length;
     op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
     op->after[0] = pool->marks[target->device_slot]; /* compute may still read what was in the slot */
+    if (KVT_PLANTED(FETCH_BEFORE_READ)) op->after[0] = 0;
     op->after[1] = 0;
 }
 
@@ -182,6 +184,7 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     if (leg == KVT_LEG_NVME_TO_HOST) submit_nvme_to_host(core, transfer);
     else if (leg == KVT_LEG_HOST_TO_DEVICE) submit_host_to_device(core, transfer);
     else submit_copy(core, transfer);
+    if (KVT_PLANTED(STASH_BEFORE_FILL)) kvt_device_filled(core, index);
     return KVT_FLOW_STARTED;
 }
 
@@ -218,6 +221,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     op->form = is_packed ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->tokens = kvt_block_op_tokens(core, block, block->tokens);
     op->after[0] = kvt_core_pool(core, block)->marks[block->device_slot]; /* the kernel that fills it may still run */
+    if (KVT_PLANTED(STASH_BEFORE_WRITE)) op->after[0] = 0;
     submit(core, transfer);
     return KVT_FLOW_STARTED;
 }
@@ -309,7 +313,7 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
     if (is_packed_too_large) (void)kvt_flow_stash_to_host(core, index, op->priority);
-    kvt_copy_reader_gone(core, index, KVT_TIER_DEVICE);
+    kvt_copy_reader_gone(core, index, KVT_TIER_DEVICE, op->status != KVT_OK && !is_packed_too_large);
     kvt_block_settle(core, index);
 }
 
@@ -331,7 +335,7 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         if (op->status == KVT_FULL) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
         if (op->status != KVT_OK) core->counters.failures++;
     }
-    kvt_copy_reader_gone(core, index, KVT_TIER_HOST);
+    kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);
     core->events++;
     kvt_block_settle(core, index);
 }
@@ -385,7 +389,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
             if (transfer->is_prefetch) core->counters.prefetched_blocks++;
             else core->counters.demand_blocks++;
         }
-        kvt_device_filled(core, target);
+        if (!KVT_PLANTED(STASH_BEFORE_FILL)) kvt_device_filled(core, target);
         origin = block->origin;
         block->origin = KVT_NO_BLOCK;
     } else {
@@ -393,7 +397,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
         kvt_device_failed(core, target, false);
     }
     end_prefetch(core, transfer);
-    kvt_copy_reader_gone(core, source, source_tier);
+    kvt_copy_reader_gone(core, source, source_tier, false);
     /* Host bytes that do not unpack are no copy. */
     const struct kvt_block *from = kvt_core_block(core, source);
     if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
@@ -412,10 +416,10 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_DEVICE_TO_HOST:
         core->host.quarantined--;
         kvt_host_pool_give(&core->host, transfer->host_slot);
-        kvt_copy_reader_gone(core, source, KVT_TIER_DEVICE);
+        kvt_copy_reader_gone(core, source, KVT_TIER_DEVICE, true);
         break;
     case KVT_LEG_HOST_TO_NVME:
-        kvt_copy_reader_gone(core, source, KVT_TIER_HOST);
+        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, true);
         break;
     case KVT_LEG_NVME_TO_HOST:
         core->host.quarantined--;
@@ -426,7 +430,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
         pool->quarantined--;
         kvt_pool_give(pool, transfer->device_slot);
         kvt_copy_reader_gone(core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST
-                                                                                  : (uint32_t)KVT_TIER_DEVICE);
+                                                                                  : (uint32_t)KVT_TIER_DEVICE, false);
         break;
     }
     core->events++;

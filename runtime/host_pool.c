@@ -12,6 +12,7 @@
 #define SLOT_BYTES_MIN  512u
 #define FREE_BIT        0x80000000u /* in owner[]: the slot is free, the rest is the next free one */
 #define FREE_END        0x7fffffffu
+#define CHUNKS_FOR_CLASSES 8u
 
 static uint32_t class_find_or_add(struct kvt_host_pool *pool, uint32_t bytes)
 {
@@ -146,9 +147,18 @@ static uint32_t class_for(const struct kvt_host_pool *pool, uint32_t bytes)
     return best;
 }
 
+/*
+ * With many chunks a block takes slots of its own class only: otherwise each block that needs a larger slot would turn one more chunk
+ * into large slots, which small blocks would then fill, for good. With few chunks any slot that is large enough will do.
+ */
+static bool may_take_larger(const struct kvt_host_pool *pool) { return pool->chunk_count < CHUNKS_FOR_CLASSES; }
+
 bool kvt_host_pool_has_room(const struct kvt_host_pool *pool, uint32_t bytes)
 {
-    return class_with_room(pool, bytes) != NONE || (pool->free_chunks > 0 && class_for(pool, bytes) != NONE);
+    const uint32_t wanted = class_for(pool, bytes);
+    if (wanted == NONE) return false;
+    if (pool->classes[wanted].partial_head != NONE || pool->free_chunks > 0) return true;
+    return may_take_larger(pool) && class_with_room(pool, bytes) != NONE;
 }
 
 uint32_t kvt_host_pool_take(struct kvt_host_pool *pool, uint32_t bytes, uint32_t block)
@@ -158,7 +168,7 @@ uint32_t kvt_host_pool_take(struct kvt_host_pool *pool, uint32_t bytes, uint32_t
     uint32_t class_index = wanted;
     if (pool->classes[wanted].partial_head == NONE) {
         if (pool->free_chunks > 0) cut_chunk(pool, wanted);
-        else class_index = class_with_room(pool, bytes);
+        else class_index = may_take_larger(pool) ? class_with_room(pool, bytes) : NONE;
     }
     if (class_index == NONE) return KVT_NO_SLOT;
 
@@ -222,32 +232,39 @@ static int compare_u32(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Takes the size that all but about one in thirty of the sampled blocks fit into, plus 1/256 for those not seen. */
+static void set_packed_bytes(struct kvt_host_pool *pool, uint32_t group, uint32_t bytes)
+{
+    const uint32_t whole = (uint32_t)kvt_align_up(bytes, SLOT_ALIGNMENT);
+    pool->groups[group].sample_count = 0;
+    pool->groups[group].overflow_count = pool->groups[group].fit_count = 0;
+    if (whole >= pool->groups[group].raw_bytes || class_find_or_add(pool, whole) == NONE) return;
+    (void)class_find_or_add(pool, whole / 2);
+    (void)class_find_or_add(pool, whole / 4);
+    pool->groups[group].packed_bytes = whole;
+}
+
+/*
+ * All but a sixteenth of the sampled blocks, which may be odd ones, plus 1/64: a slot that is one percent too large costs one
+ * percent, a block that does not fit costs a raw slot.
+ */
 static void choose_classes(struct kvt_host_pool *pool, uint32_t group)
 {
     uint32_t sorted[KVT_PACKED_SAMPLES];
     const uint32_t count = pool->groups[group].sample_count;
     memcpy(sorted, pool->groups[group].samples, count * sizeof sorted[0]);
     qsort(sorted, count, sizeof sorted[0], compare_u32);
-    const uint32_t nearly_all = sorted[count - 1 - count / 32];
-    const uint32_t whole = (uint32_t)kvt_align_up(nearly_all + nearly_all / 256, SLOT_ALIGNMENT);
-    pool->groups[group].sample_count = 0;
-    pool->groups[group].overflow_count = 0;
-    if (whole >= pool->groups[group].raw_bytes) return;
-    if (class_find_or_add(pool, whole) == NONE) return;
-    (void)class_find_or_add(pool, whole / 2);
-    (void)class_find_or_add(pool, whole / 4);
-    pool->groups[group].packed_bytes = whole;
+    const uint32_t nearly_all = sorted[count - 1 - count / 16];
+    set_packed_bytes(pool, group, nearly_all + nearly_all / 64);
 }
 
-/* When more than one block in sixteen no longer fits, the sizes are sampled again, with whole slots meanwhile. */
+/* When more than one block in sixteen no longer fits, the next slots are a little larger. */
 static void watch_drift(struct kvt_host_pool *pool, uint32_t group, bool is_overflow)
 {
     if (is_overflow) pool->groups[group].overflow_count++;
     else pool->groups[group].fit_count++;
-    if (pool->groups[group].overflow_count >= KVT_PACKED_SAMPLES && pool->class_count + 3 <= KVT_HOST_CLASSES_MAX)
-        pool->groups[group].packed_bytes = 0;
-    if (pool->groups[group].fit_count >= 16 * KVT_PACKED_SAMPLES || pool->groups[group].packed_bytes == 0)
+    if (pool->groups[group].overflow_count >= KVT_PACKED_SAMPLES)
+        set_packed_bytes(pool, group, pool->groups[group].packed_bytes + pool->groups[group].packed_bytes / 32);
+    if (pool->groups[group].fit_count >= 16 * KVT_PACKED_SAMPLES)
         pool->groups[group].fit_count = pool->groups[group].overflow_count = 0;
 }
 
@@ -272,6 +289,13 @@ void *kvt_host_pool_address(const struct kvt_host_pool *pool, uint32_t slot)
 uint32_t kvt_host_pool_slot_bytes(const struct kvt_host_pool *pool, uint32_t slot)
 {
     return pool->classes[pool->chunks[slot / pool->slots_per_chunk_max].class_index].slot_bytes;
+}
+
+bool kvt_host_pool_is_fitting(const struct kvt_host_pool *pool, uint32_t slot, uint32_t bytes)
+{
+    const uint32_t class_index = pool->chunks[slot / pool->slots_per_chunk_max].class_index;
+    if (may_take_larger(pool)) return pool->classes[class_index].slot_bytes >= bytes;
+    return class_index == class_for(pool, bytes);
 }
 
 void kvt_host_pool_chunk_of(const struct kvt_host_pool *pool, uint32_t slot, uint32_t *ret_first, uint32_t *ret_count)

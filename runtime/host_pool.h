@@ -17,7 +17,7 @@
 #include "runtime/block.h"
 #include "tiers/host_tier.h"
 
-#define KVT_HOST_CLASSES_MAX (KVT_GROUPS_MAX * 4)
+#define KVT_HOST_CLASSES_MAX 64 /* raw and packed ones of each group, and those that drift leaves behind */
 #define KVT_PACKED_SAMPLES   64 /* packed blocks of a group after which its packed classes are chosen */
 
 struct kvt_host_class {
@@ -78,8 +78,8 @@ void kvt_host_pool_done(struct kvt_host_pool *pool);
 uint32_t kvt_host_pool_wanted_bytes(const struct kvt_host_pool *pool, uint32_t group, uint32_t raw, bool is_packed);
 
 /*
- * The smallest free slot of at least `bytes`, now owned by block; a free chunk is cut when no class has one.
- * KVT_NO_SLOT when there is none.
+ * A free slot of the smallest class of at least `bytes`, now owned by block; a free chunk is cut when the class has none. Pools of
+ * few chunks also give larger slots. KVT_NO_SLOT when there is none.
  */
 uint32_t kvt_host_pool_take(struct kvt_host_pool *pool, uint32_t bytes, uint32_t block);
 void kvt_host_pool_give(struct kvt_host_pool *pool, uint32_t slot);
@@ -98,6 +98,8 @@ void kvt_host_pool_learn(struct kvt_host_pool *pool, uint32_t group, uint32_t le
 
 void *kvt_host_pool_address(const struct kvt_host_pool *pool, uint32_t slot);
 uint32_t kvt_host_pool_slot_bytes(const struct kvt_host_pool *pool, uint32_t slot);
+/* True when the slot is of the class that a block of so many bytes takes. */
+bool kvt_host_pool_is_fitting(const struct kvt_host_pool *pool, uint32_t slot, uint32_t bytes);
 /* The slots of the chunk that `slot` is in: first number and how many its class has. */
 void kvt_host_pool_chunk_of(const struct kvt_host_pool *pool, uint32_t slot, uint32_t *ret_first, uint32_t *ret_count);
 /* The block in a slot, KVT_NO_BLOCK when it is free. */

@@ -6,7 +6,9 @@
 #include "runtime/flow.h"
 #include "runtime/residency.h"
 
-#define BATCH                 32 /* victims, fetches, write-backs in one round */
+#define BATCH                 32  /* fetches, write-backs, host victims in one round */
+#define VICTIMS               256 /* device victims in one round: most are only forgotten */
+#define STRANGERS_MAX         8  /* host victims of the wrong slot class before a chunk is emptied */
 #define LINK_DEPTH_DEMAND     48 /* transfers in flight per executing tier, by what asks for more */
 #define LINK_DEPTH_PREFETCH   16
 #define LINK_DEPTH_WRITE_BACK 4
@@ -49,6 +51,10 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
     }
     if (block->refs > 0) return VICTIM_STAYS;
     core->counters.dropped_blocks++;
+    if (is_read) { /* nvme refuses for now, and a fetch of it is under way */
+        kvt_host_leave(core, index);
+        return VICTIM_LEAVING;
+    }
     kvt_host_drop(core, index, KVT_POLICY_EVICTED);
     kvt_block_settle(core, index);
     return VICTIM_GONE;
@@ -57,10 +63,11 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
 /* Empties the victim's whole chunk, so that another class can have it. */
 static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
 {
-    uint32_t first, count;
-    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     const uint32_t chunk = slot / core->host.slots_per_chunk_max;
     const uint32_t class_index = core->host.chunks[chunk].class_index;
+    if (class_index == UINT32_MAX) return; /* the victim was its last block */
+    uint32_t first, count;
+    kvt_host_pool_chunk_of(&core->host, slot, &first, &count);
     for (uint32_t i = 0; i < count && core->host.chunks[chunk].class_index == class_index; i++) {
         const uint32_t index = kvt_host_pool_owner(&core->host, first + i);
         if (index == KVT_NO_BLOCK) continue;
@@ -70,23 +77,27 @@ static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
     }
 }
 
-/* Makes room for a slot of so many bytes. True when it is there now. */
+/*
+ * Makes room for a slot of so many bytes. True when it is there now. Victims of other classes do not help at once; after a few of
+ * them the last one's chunk is emptied as a whole, so that it changes its class.
+ */
 static bool make_host_room(struct kvt_core *core, uint32_t bytes)
 {
     struct kvt_host_pool *host = &core->host;
+    uint32_t strangers = 0;
     for (uint32_t i = 0; i < BATCH && !kvt_host_pool_has_room(host, bytes); i++) {
         /* What is leaving already may be enough; more would only shrink the cache. */
         if (host->leaving >= BATCH) return false;
         const uint32_t slot = host->policy_ops->victim(host->policy);
         if (slot == KVT_POLICY_NONE) return false;
-        const uint32_t index = kvt_host_pool_owner(host, slot);
-        const bool is_fitting = kvt_host_pool_slot_bytes(host, slot) >= bytes;
-        const enum victim victim = evict_host_copy(core, index);
+        const bool is_fitting = kvt_host_pool_is_fitting(host, slot, bytes);
+        const enum victim victim = evict_host_copy(core, kvt_host_pool_owner(host, slot));
         if (victim == VICTIM_STAYS) {
             host->policy_ops->touch(host->policy, slot); /* look at others first */
             if (++host->fruitless > host->used_slots) return false;
-        } else if (!is_fitting) {
-            if (victim == VICTIM_LEAVING || kvt_host_pool_owner(host, slot) != index) evict_chunk_of(core, slot);
+        } else if (!is_fitting && ++strangers == STRANGERS_MAX) {
+            evict_chunk_of(core, slot);
+            strangers = 0;
         }
     }
     return kvt_host_pool_has_room(host, bytes);
@@ -138,7 +149,7 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     if (pool->free_count + pool->leaving >= wanted) return false;
     const uint32_t target = kvt_max_u32(pool->wanted, pool->high);
     bool is_moved = false;
-    for (uint32_t i = 0; i < BATCH && pool->free_count + pool->leaving < target; i++) {
+    for (uint32_t i = 0; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
         if (slot == KVT_POLICY_NONE) break;
         if (evict_device_copy(core, pool->owner[slot]) == VICTIM_STAYS) {
@@ -319,8 +330,11 @@ static bool start_prefetch(struct kvt_core *core)
         if (core->transfers.prefetch_bytes >= core->config.prefetch_bytes_max) break;
         if (core->transfers.tier_in_flight[KVT_TIER_DEVICE] >= LINK_DEPTH_PREFETCH) break;
         if (core->transfers.tier_in_flight[KVT_TIER_NVME] >= LINK_DEPTH_PREFETCH) break;
-        budget = kvt_min_u32(budget, LINK_DEPTH_PREFETCH - core->transfers.tier_in_flight[KVT_TIER_DEVICE]);
-        if (advance_fetch(core, sequence, KVT_PRIORITY_PREFETCH, &budget) == ADVANCE_BLOCKED) break;
+        uint32_t room = kvt_min_u32(budget, LINK_DEPTH_PREFETCH - core->transfers.tier_in_flight[KVT_TIER_DEVICE]);
+        const uint32_t room_before = room;
+        const enum advance advance = advance_fetch(core, sequence, KVT_PRIORITY_PREFETCH, &room);
+        budget -= room_before - room;
+        if (advance == ADVANCE_BLOCKED) break;
     }
     return budget < BATCH;
 }

@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 
 struct kvt_name kvt_block_name(const struct kvt_core *core, uint32_t index)
 {
@@ -34,6 +35,8 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     if (mark == 0 || block->device_slot == KVT_NO_SLOT) return;
     kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].marks[block->device_slot];
     const kvt_mark before = *slot_mark;
+    /* Who lets go last need not be who used it last: a mark never goes back. */
+    if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
     /* A sequence that gives back a fresh slot brings the mark of its last step, which may be older than the slot's last use. */
     if (!is_other_stream && mark <= before) return;
@@ -144,6 +147,10 @@ void kvt_device_leave(struct kvt_core *core, uint32_t index)
     kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, true);
     kvt_core_pool(core, block)->leaving++;
     kvt_device_update_idle(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH)) {
+        block->readers[KVT_TIER_DEVICE] = 0;
+        kvt_device_drop(core, index, KVT_POLICY_EVICTED);
+    }
 }
 
 /* ---- Copies in host memory -------------------------------------------------------------------------------------------- */
@@ -205,11 +212,14 @@ void kvt_host_leave(struct kvt_core *core, uint32_t index)
 }
 
 /* A leaving copy that nobody reads goes when invariant 3 lets it, and otherwise stays. */
-static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier)
+static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     const bool is_device = tier == KVT_TIER_DEVICE;
-    const bool may_go = kvt_block_has_copy_besides(block, tier) || block->refs == 0;
+    const bool is_worth_less = has_failed || !kvt_block_has(block, KVT_BLOCK_INDEXED);
+    const bool is_dropped = block->refs == 0 && is_worth_less && !kvt_block_has_copy_besides(block, tier);
+    const bool may_go = is_dropped || kvt_block_has_copy_besides(block, tier);
+    if (is_dropped && kvt_block_has(block, KVT_BLOCK_INDEXED)) core->counters.dropped_blocks++;
     if (may_go && !(is_device && block->users > 0)) {
         if (is_device) kvt_device_drop(core, index, KVT_POLICY_EVICTED);
         else kvt_host_drop(core, index, KVT_POLICY_EVICTED);
@@ -225,15 +235,16 @@ static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier)
     }
 }
 
-void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier)
+void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed)
 {
     struct kvt_block *block = kvt_core_block(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH) && block->readers[tier] == 0) return;
     KVT_ASSERT(block->readers[tier] > 0);
     block->readers[tier]--;
     if (block->readers[tier] > 0) return;
     if (tier == KVT_TIER_DEVICE) core->events++; /* the engine may write the slot again */
-    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) leave_now(core, index, tier);
-    if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier);
+    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) leave_now(core, index, tier, has_failed);
+    if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier, has_failed);
 }
 
 /* ---- Records on nvme --------------------------------------------------------------------------------------------------- */
@@ -340,15 +351,18 @@ void kvt_block_settle(struct kvt_core *core, uint32_t index)
 void kvt_block_claim(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
-    block->users++;
-    if (block->users > 1) return;
     struct kvt_pool *pool = kvt_core_pool(core, block);
-    pool->claimed++;
-    if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
-        kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
-        pool->leaving--;
+    block->users++;
+    if (block->users == 1) {
+        pool->claimed++;
+        if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
+            kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
+            pool->leaving--;
+        }
+        kvt_device_update_idle(core, index);
     }
-    kvt_device_update_idle(core, index);
+    /* The claim is the use; holding and releasing alone are none. */
+    if (kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) pool->policy_ops->touch(pool->policy, block->device_slot);
 }
 
 void kvt_block_unclaim(struct kvt_core *core, uint32_t index, kvt_mark mark)

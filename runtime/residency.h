@@ -39,8 +39,11 @@ void kvt_host_failed(struct kvt_core *core, uint32_t index, bool is_quarantined)
 /* A copy was chosen to leave: it goes as soon as nobody reads it and it may. */
 void kvt_device_leave(struct kvt_core *core, uint32_t index);
 void kvt_host_leave(struct kvt_core *core, uint32_t index);
-/* A reader is gone: what was waiting for that happens now. */
-void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier);
+/*
+ * A reader is gone: what was waiting for that happens now. has_failed: it was a stash that cannot be had, so that a copy which
+ * nobody holds goes without one.
+ */
+void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed);
 
 /* The device copy is filled (an engine's slot at once, a fetched one at its completion). */
 void kvt_device_filled(struct kvt_core *core, uint32_t index);

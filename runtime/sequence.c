@@ -500,10 +500,9 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     kvt_block_set(block, KVT_BLOCK_SEALED, true);
     if (sequence->is_unshared) return;
 
-    const uint32_t other = kvt_prefix_find(&core->prefix, group, key);
+    const uint32_t other = kvt_prefix_find_or_insert(&core->prefix, own);
     if (other == KVT_NO_BLOCK) {
         kvt_block_set(block, KVT_BLOCK_INDEXED, true);
-        kvt_prefix_insert(&core->prefix, own);
         if (core->has_host) kvt_write_back_push(core, 0, own);
         return;
     }

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,6 +47,17 @@ void kvt_io_check_op(const struct kvt_io_op *op, uint32_t alignment)
     KVT_ASSERT(kvt_is_aligned((uintptr_t)op->buffer, alignment));
 }
 
+static uint64_t file_size_limit(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
+}
+
+bool kvt_io_is_beyond_limit(const struct kvt_io_op *op)
+{
+    return op->kind == KVT_IO_WRITE && op->offset >= file_size_limit();
+}
+
 /* Creates the probe file and removes its name at once: nothing is left behind by a crash. -1 with errno. */
 static int probe_file_create(int directory)
 {
@@ -63,6 +75,7 @@ static int probe_file_create(int directory)
 static int probe_transfer(int fd, uint32_t alignment, uint8_t *page_aligned)
 {
     uint8_t *buffer = page_aligned + alignment;
+    if (file_size_limit() < 2 * alignment) return EFBIG;
     for (uint32_t i = 0; i < alignment; i++) buffer[i] = (uint8_t)(i * 31 + 7);
     ssize_t n = pwrite(fd, buffer, alignment, alignment);
     if (n < 0) return errno;
@@ -232,10 +245,8 @@ enum kvt_status kvt_io_base_allocate(struct kvt_block_io *io, int file, uint64_t
 {
     KVT_ASSERT(size > 0);
     KVT_ASSERT(kvt_is_aligned(size, base_of(io)->facts.alignment));
-    int error;
-    do {
-        error = fallocate(file, 0, 0, (off_t)size) == 0 ? 0 : errno;
-    } while (error == EINTR);
+    int error = size > file_size_limit() ? EFBIG : EINTR;
+    while (error == EINTR) error = fallocate(file, 0, 0, (off_t)size) == 0 ? 0 : errno;
     if (error == EOPNOTSUPP) error = zero_fill(file, size, base_of(io)->facts.alignment);
     if (!error) return KVT_OK;
     *ret_errno = error;

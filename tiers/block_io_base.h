@@ -45,6 +45,12 @@ bool kvt_io_name_is_valid(const char *name);
 /* Asserts what a caller owes: kind, size, alignment of offset, size and buffer. */
 void kvt_io_check_op(const struct kvt_io_op *op, uint32_t alignment);
 
+/*
+ * True for a write that starts beyond the process's file size limit: the kernel would answer with SIGXFSZ, which kills whoever does
+ * not expect it. Such an op ends with -EFBIG and is not tried.
+ */
+bool kvt_io_is_beyond_limit(const struct kvt_io_op *op);
+
 /* The members of kvt_block_io_ops that need nothing but the base. */
 void kvt_io_base_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_facts);
 enum kvt_status kvt_io_base_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file, int *ret_errno);

@@ -42,13 +42,14 @@ static struct sync_io *sync_of(struct kvt_block_io *io) { return (struct sync_io
 static void carry_out(struct sync_io *sync, struct kvt_io_op *op)
 {
     ssize_t n = -1;
-    do {
+    errno = kvt_io_is_beyond_limit(op) ? EFBIG : EINTR;
+    while (n < 0 && errno == EINTR) {
         switch (op->kind) {
         case KVT_IO_READ: n = pread(op->file, op->buffer, op->size, (off_t)op->offset); break;
         case KVT_IO_WRITE: n = pwrite(op->file, op->buffer, op->size, (off_t)op->offset); break;
         case KVT_IO_SYNC: n = fdatasync(op->file); break;
         }
-    } while (n < 0 && errno == EINTR);
+    }
     op->ret_bytes = n < 0 ? -errno : (int32_t)n;
     op->ret_ns = kvt_env_now_ns(&sync->base.env) - op->ret_ns;
 }

@@ -139,8 +139,8 @@ static void complete(struct uring_io *uring, const struct io_uring_cqe *cqe)
     struct kvt_io_op *op = kvt_io_slots_match(&uring->slots, cqe->user_data);
     if (!op) return;
     leave_ring(uring, op);
-    /* ECANCELED: the thread that submitted it ended; the kernel drops what it had handed to that thread's helpers. */
-    const bool is_again = cqe->res == -EAGAIN || cqe->res == -EINTR || cqe->res == -ECANCELED;
+    /* ECANCELED, EFAULT: also what the kernel says of an op that it could not go on with because its thread had ended. */
+    const bool is_again = cqe->res == -EAGAIN || cqe->res == -EINTR || cqe->res == -ECANCELED || cqe->res == -EFAULT;
     uint8_t *retries = &uring->retries[(uint32_t)cqe->user_data];
     if (is_again && *retries < RETRIES_MAX && !uring->error) {
         op->next = NULL;
@@ -293,6 +293,7 @@ static enum kvt_status uring_submit(struct kvt_block_io *io, struct kvt_io_op *o
     op->ret_ns = kvt_env_now_ns(&uring->base.env);
     op->tag = 0;
     if (uring->error) finish(uring, op, -uring->error);
+    else if (kvt_io_is_beyond_limit(op)) finish(uring, op, -EFBIG);
     else kvt_io_queue_push(&uring->queue, op);
     return KVT_OK;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kvtier/shape.h"
+#include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
@@ -200,6 +201,7 @@ static bool fill_plan(const struct options *options, struct plan *plan)
                         &plan->attention_matrix_bytes);
     if (!fits) return false;
 
+    KVT_ASSERT(plan->block_bytes_per_sequence > 0); /* a token of context, a group: at least a block */
     plan->ratio = raw / packed;
     for (uint32_t t = 0; t < TIER_COUNT; t++) {
         plan->fit[t] = options->tier_bytes[t] / plan->block_bytes_per_sequence;
@@ -238,10 +240,8 @@ static struct json_object *groups_json(const struct plan *plan)
         struct json_object *object = json_object_new_object();
         add_text(object, "kind", kind_name(group->kind));
         add_number(object, "layers", group->layers);
-        if (group->kind == KVT_GROUP_WINDOW)
-            add_number(object, "window", group->window_tokens);
-        else
-            (void)json_object_object_add(object, "window", NULL);
+        if (group->kind == KVT_GROUP_WINDOW) add_number(object, "window", group->window_tokens);
+        else (void)json_object_object_add(object, "window", NULL);
         if (group->kind != KVT_GROUP_STATE) add_text(object, "dtype", kvt_dtype_name(group->dtype));
         add_number(object, "bytes_per_token", kvt_group_bytes_per_token(group));
         add_number(object, "bytes_per_sequence", plan->group_bytes[g]);
@@ -372,9 +372,7 @@ int kvt_cmd_plan(int argc, char **argv)
         return kvt_usage_error(argv[0], "--context is '%llu' and --batch is '%llu': the bytes must fit in 64 bits",
                                (unsigned long long)options.context, (unsigned long long)options.batch);
     }
-    if (options.is_json)
-        print_json(&options, &plan);
-    else
-        print_table(&options, &plan);
+    if (options.is_json) print_json(&options, &plan);
+    else print_table(&options, &plan);
     return KVT_EXIT_OK;
 }

@@ -2,6 +2,9 @@
 #ifndef KVT_TOOLS_COMMANDS_H
 #define KVT_TOOLS_COMMANDS_H
 
+int kvt_cmd_bench(int argc, char **argv);
 int kvt_cmd_plan(int argc, char **argv);
+int kvt_cmd_run(int argc, char **argv);
+int kvt_cmd_store(int argc, char **argv);
 
 #endif

@@ -508,7 +508,8 @@ enum kvt_status kvt_model_read_config(const char *path, struct kvt_model *ret_mo
         }
     }
     if (status == KVT_OK) {
-        (void)snprintf(model.name, sizeof model.name, "%s", *config.model_type ? config.model_type : "config");
+        (void)snprintf(model.name, sizeof model.name, "%s",
+                       config.model_type && *config.model_type ? config.model_type : "config");
         *ret_model = model;
     }
     (void)json_object_put(config.root);

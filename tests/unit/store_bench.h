@@ -3,9 +3,10 @@
  *
  * Bytes of a record are a function of its key and generation, so that any reader can check them.
  */
-#ifndef KVT_TESTS_STORE_BENCH_H
-#define KVT_TESTS_STORE_BENCH_H
+#ifndef KVT_TESTS_UNIT_STORE_BENCH_H
+#define KVT_TESTS_UNIT_STORE_BENCH_H
 
+#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,13 +90,19 @@ static inline void bench_open(struct bench *bench)
     if (status != KVT_OK) fail_msg("open: %s: %s", kvt_status_text(status), bench->error);
 }
 
+static inline int bench_remove(const char *path, const struct stat *status, int flag, struct FTW *walk)
+{
+    (void)status;
+    (void)flag;
+    (void)walk;
+    return remove(path);
+}
+
 static inline void bench_done(struct bench *bench)
 {
     kvt_store_close(&bench->store);
     io_faulty_image_destroy(&bench->image);
-    char command[128];
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", bench->directory);
-    assert_int_equal(system(command), 0);
+    assert_int_equal(nftw(bench->directory, bench_remove, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 static inline void bench_reopen(struct bench *bench)

@@ -109,6 +109,56 @@ static void b35_a_ring_that_breaks_gives_every_op_back(void **state)
     (void)close(null);
 }
 
+struct reader { struct bench *bench; struct kvt_io_op *ops; uint32_t n; };
+
+static void *reader_main(void *argument)
+{
+    struct reader *reader = argument;
+    struct kvt_block_io *io = reader->bench->io;
+    struct kvt_io_op *done[1];
+    for (uint32_t i = 0; i < reader->n; i++) {
+        if (io->ops->submit(io, &reader->ops[i]) != KVT_OK) return reader;
+    }
+    return io->ops->poll(io, done, 0, 0) == 0 ? NULL : reader;
+}
+
+/* The kernel fails a buffered read that waits for the disk when the thread that submitted it ends (EFAULT); it is done again. */
+static void buffered_reads_outlive_the_thread_that_submitted_them(void **state)
+{
+    (void)state;
+    enum { READS = 32, BYTES = 65536 };
+    struct bench bench;
+    bench_open(&bench, &uring, READS);
+    ((struct kvt_io_base *)bench.io)->facts.is_direct = false;
+    const int file = bench_file(&bench, 0);
+    for (uint32_t i = 0; i < READS; i++) {
+        fill(bench.buffers, BYTES, i + 1);
+        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * 4 * BYTES, bench.buffers, BYTES)), BYTES);
+    }
+    for (uint32_t round = 0; round < 4; round++) {
+        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_SYNC, file, 0, NULL, 0)), 0);
+        (void)posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED); /* so that the reads go to the disk */
+        (void)posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
+        struct kvt_io_op ops[READS];
+        for (uint32_t i = 0; i < READS; i++) {
+            ops[i] = bench_op(KVT_IO_READ, file, (uint64_t)i * 4 * BYTES, bench.buffers + i * BYTES, BYTES);
+        }
+        struct reader reader = { .bench = &bench, .ops = ops, .n = READS };
+        pthread_t thread;
+        void *failure = NULL;
+        assert_int_equal(pthread_create(&thread, NULL, reader_main, &reader), 0);
+        assert_int_equal(pthread_join(thread, &failure), 0);
+        assert_null(failure);
+        bench_collect(&bench, READS);
+        for (uint32_t i = 0; i < READS; i++) {
+            assert_int_equal(ops[i].ret_bytes, BYTES);
+            assert_true(is_filled(ops[i].buffer, BYTES, i + 1));
+        }
+    }
+    bench.io->ops->close_file(bench.io, file);
+    bench_close(&bench);
+}
+
 /* ---- limits ---- */
 
 /* Takes away or gives back the right to lock without limit; false: this process never had it. */
@@ -185,9 +235,11 @@ static void b56_a_region_of_1_gib_and_4_kib_is_sliced(void **state)
 /* ---- file systems and kernels that refuse ---- */
 
 /* Opens what there is for directory and makes a round trip. 0: works. Prints what it found. For children: no cmocka. */
-static int try_directory(const char *directory, const char *expected_path, const char *expected_note)
+static int try_directory_with(const struct kvt_block_io_ops *ops, const char *directory, const char *expected_path,
+                              const char *expected_note)
 {
-    const struct kvt_env env = kvt_env_default();
+    struct kvt_env env = kvt_env_default();
+    env.block_io = ops;
     const struct kvt_block_io_config config = { .directory = directory, .queue_depth = 4 };
     struct kvt_block_io *io;
     if (kvt_block_io_open(&config, &env, &io) != KVT_OK) return 1;
@@ -210,11 +262,21 @@ static int try_directory(const char *directory, const char *expected_path, const
         if (op.ret_bytes != 32768) return 6;
     }
     if (!is_filled(buffer, 32768, 6)) return 7;
+    struct stat stat_;
+    if (io->ops->allocate(io, file, KVT_MIB, &error) != KVT_OK) return 9;
+    if (fstat(file, &stat_) != 0 || stat_.st_size != (off_t)KVT_MIB) return 10;
     kvt_table_unmap(buffer, 65536);
     io->ops->close_file(io, file);
     if (io->ops->remove_file(io, "f", &error) != KVT_OK) return 8;
     io->ops->close(io);
     return 0;
+}
+
+static int try_directory(const char *directory, const char *expected_path, const char *expected_note)
+{
+    const int result = try_directory_with(NULL, directory, expected_path, expected_note);
+    if (result != 0) return result;
+    return try_directory_with(&kvt_block_io_sync_ops, directory, "threads", NULL);
 }
 
 #define SKIPPED 77
@@ -287,6 +349,23 @@ static void b35_tmpfs_works(void **state)
 {
     (void)state;
     in_a_child(open_on_tmpfs);
+}
+
+static int open_on_ramfs(const char *directory)
+{
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0
+        || mount("ramfs", directory, "ramfs", 0, NULL) != 0) {
+        print_message("skipped: ramfs cannot be mounted here\n");
+        return SKIPPED;
+    }
+    return try_directory(directory, NULL, "buffered: O_DIRECT refused");
+}
+
+/* A file system that knows neither O_DIRECT nor fallocate gets buffered I/O and zeros, and the facts say so. */
+static void b34_without_o_direct_it_is_buffered_and_said_so(void **state)
+{
+    (void)state;
+    in_a_child(open_on_ramfs);
 }
 
 static int open_on_overlay(const char *directory)
@@ -580,11 +659,13 @@ int main(void)
         cmocka_unit_test(urgent_reads_leave_the_queue_first),
         cmocka_unit_test(b43_a_stale_id_is_a_stranger),
         cmocka_unit_test(b35_a_ring_that_breaks_gives_every_op_back),
+        cmocka_unit_test(buffered_reads_outlive_the_thread_that_submitted_them),
         cmocka_unit_test(b56_a_low_memlock_limit_means_unregistered_and_said_so),
         cmocka_unit_test(b56_a_region_of_1_gib_and_4_kib_is_sliced),
         cmocka_unit_test(b35_io_uring_refused_means_threads_and_said_so),
         cmocka_unit_test(b35_tmpfs_works),
         cmocka_unit_test(b35_overlayfs_works),
+        cmocka_unit_test(b34_without_o_direct_it_is_buffered_and_said_so),
         cmocka_unit_test(b32_a_full_disk_can_be_opened),
         cmocka_unit_test(b34_the_probe_finds_an_alignment_that_works),
         cmocka_unit_test(impossible_options_are_refused),

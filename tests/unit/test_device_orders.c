@@ -3,7 +3,7 @@
  * fetch into the same slot, stash -> reuse of the slot, unfinished fetch -> stash). They hold with the marks of an
  * op; each has a control that leaves the mark out and sees wrong bytes.
  */
-#include "device_fixture.h"
+#include "tests/unit/device_fixture.h"
 
 /* A kernel of the engine's: writes a pattern to a slot, or compares the slot with one. */
 struct kernel {

@@ -2,7 +2,7 @@
  * device_tier: what comes back is what was there, valid tokens only, in every kind of group, form and memory; each op
  * exactly once, with the outcome that is true.
  */
-#include "device_fixture.h"
+#include "tests/unit/device_fixture.h"
 
 #include <sys/mman.h>
 

@@ -223,9 +223,17 @@ static void counts_on_the_small_trace_are_known(void **state)
     struct trace trace;
     generate(&trace);
     assert_int_equal(trace.id_count, 3366);
-    uint32_t policy_count = 0;
-    while (kvt_policy_at(policy_count)) policy_count++;
-    assert_int_equal(policy_count, KVT_ARRAY_COUNT(small_golden)); /* each has its line */
+    for (uint32_t i = 0; kvt_policy_at(i); i++) {
+        const char *name = kvt_policy_at(i)->name;
+        uint32_t n = 0;
+        while (n < KVT_ARRAY_COUNT(small_golden) && strcmp(small_golden[n].name, name) != 0) n++;
+        if (n < KVT_ARRAY_COUNT(small_golden)) continue;
+        print_message("%s has no golden counts; it gives", name);
+        for (uint32_t c = 0; c < KVT_ARRAY_COUNT(small_capacities); c++) {
+            print_message(" %u", flat_hits(name, &trace, small_capacities[c]));
+        }
+        fail_msg(": a second program should agree");
+    }
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(small_golden); n++) {
         for (uint32_t c = 0; c < KVT_ARRAY_COUNT(small_capacities); c++) {
             assert_int_equal(flat_hits(small_golden[n].name, &trace, small_capacities[c]), small_golden[n].hits[c]);
@@ -324,7 +332,7 @@ static uint32_t tolerance(const char *name, const struct trace *trace)
 {
     static const char *const variants[] = { "arc", "2q", "lirs" };
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(variants); n++) {
-        if (strcmp(name, variants[n]) == 0) return trace->id_count / 200; /* 0.5 points */
+        if (strcmp(name, variants[n]) == 0) return trace->id_count / 5000; /* 0.02 points */
     }
     return 0;
 }

@@ -149,77 +149,78 @@ static void requests_max_reads_no_further(void **state)
 #define GOOD_LINE "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2]}"
 #define GOOD GOOD_LINE "\n"
 
+static const struct {
+    const char *text, *error;
+} broken[] = {
+    { "", ": an empty file: a trace has at least one request" },
+    { "\n  \r\n\n", ": an empty file: a trace has at least one request" },
+    { "PK\x03\x04", ":1: 'PK?\?': neither a JSON object nor the header TIMESTAMP,ContextTokens,GeneratedTokens" },
+    { GOOD "{\"timestamp\":0,\"input_len",
+      ":2: column 26: the line ends too early: a request is one JSON object on one line" },
+    { GOOD "\n[1]\n", ":3: '[1]': a request is one JSON object on one line" },
+    { GOOD "null", ":2: 'null': a request is one JSON object on one line" },
+    { GOOD "{} x", ":2: column 4: unexpected character: a request is one JSON object on one line" },
+    { GOOD "{}", ":2: timestamp is missing" },
+    { "{\"timestamp\":-1}", ":1: timestamp is -1: milliseconds, 0 to 10000000000000" },
+    { "{\"timestamp\":\"0\"}", ":1: timestamp is \"0\": milliseconds, 0 to 10000000000000" },
+    { "{\"created_time\":1e300}", ":1: created_time is 1e300: milliseconds, 0 to 10000000000000" },
+    { "{\"timestamp\":0,\"input_length\":0}", ":1: input_length is 0: a whole number, 1 to 1099511627776" },
+    { "{\"timestamp\":0,\"input_length\":1.5}", ":1: input_length is 1.5: a whole number, 1 to 1099511627776" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":-7}",
+      ":1: output_length is -7: a whole number, 0 to 1099511627776" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":null}",
+      ":1: output_length is null: a whole number, 0 to 1099511627776" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1}", ":1: hash_ids is missing" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":3}",
+      ":1: hash_ids is 3: an array of whole numbers" },
+    { GOOD "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1]}",
+      ":2: hash_ids has 1 ids: 9 tokens in blocks of 4 take 2 or 3" },
+    { GOOD "{\"timestamp\":0,\"input_length\":8,\"output_length\":1,\"hash_ids\":[1,2,3]}",
+      ":2: hash_ids has 3 ids: 8 tokens in blocks of 4 take 2 or 2" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,-2]}",
+      ":1: an id of hash_ids is -2: a whole number, 0 to 18446744073709551614" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,18446744073709551616]}",
+      ":1: an id of hash_ids is 18446744073709551615: a whole number, 0 to 18446744073709551614" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,NaN]}",
+      ":1: an id of hash_ids is NaN: a whole number, 0 to 18446744073709551614" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,\"2\"]}",
+      ":1: an id of hash_ids is \"2\": a whole number, 0 to 18446744073709551614" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":{}}",
+      ":1: session_id is { }: a string or a whole number" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":"
+      "99999999999999999999}",
+      ":1: session_id is 18446744073709551615: a string or a whole number" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}\n"
+      "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}",
+      ":2: turn is 2: higher than that of the session's turn before" },
+    { "{\"timestamp\":5,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}\n"
+      "{\"timestamp\":4,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}",
+      ":2: timestamp is 4.000 ms: not before the session's turn before" },
+    { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"think_ms\":"
+      "\"x\"}",
+      ":1: think_ms is \"x\": milliseconds, 0 to 10000000000000" },
+    { "TIMESTAMP,Context",
+      ":1: 'TIMESTAMP,Context': the header of this kind of trace is TIMESTAMP,ContextTokens,GeneratedTokens" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\r\n", ": no requests: a trace has at least one" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-01 00:00:00,1,1\n",
+      ":2: TIMESTAMP is '2023-13-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-00-01 00:00:00,1,1\n",
+      ":2: TIMESTAMP is '2023-00-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,44,5\n",
+      ":2: GeneratedTokens is '44,5': a whole number, 0 to 1099511627776, at the line's end" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,0,1\n",
+      ":2: ContextTokens is '0': a whole number, 1 to 1099511627776, and a comma behind it" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,-1\n",
+      ":2: GeneratedTokens is '-1': a whole number, 0 to 1099511627776, at the line's end" },
+    { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,99999999999999999999,1\n",
+      ":2: ContextTokens is '99999999999999999999': a whole number, 1 to 1099511627776, and a comma behind it" },
+};
+
 static void a_broken_line_is_refused_by_file_line_value_and_rule(void **state)
 {
     (void)state;
-    static const struct {
-        const char *text, *error;
-    } cases[] = {
-        { "", ": an empty file: a trace has at least one request" },
-        { "\n  \r\n\n", ": an empty file: a trace has at least one request" },
-        { "PK\x03\x04", ":1: 'PK?\?': neither a JSON object nor the header TIMESTAMP,ContextTokens,GeneratedTokens" },
-        { GOOD "{\"timestamp\":0,\"input_len",
-          ":2: column 26: the line ends too early: a request is one JSON object on one line" },
-        { GOOD "\n[1]\n", ":3: '[1]': a request is one JSON object on one line" },
-        { GOOD "null", ":2: 'null': a request is one JSON object on one line" },
-        { GOOD "{} x", ":2: column 4: unexpected character: a request is one JSON object on one line" },
-        { GOOD "{}", ":2: timestamp is missing" },
-        { "{\"timestamp\":-1}", ":1: timestamp is -1: milliseconds, 0 to 10000000000000" },
-        { "{\"timestamp\":\"0\"}", ":1: timestamp is \"0\": milliseconds, 0 to 10000000000000" },
-        { "{\"created_time\":1e300}", ":1: created_time is 1e300: milliseconds, 0 to 10000000000000" },
-        { "{\"timestamp\":0,\"input_length\":0}", ":1: input_length is 0: a whole number, 1 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":1.5}", ":1: input_length is 1.5: a whole number, 1 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":-7}",
-          ":1: output_length is -7: a whole number, 0 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":null}",
-          ":1: output_length is null: a whole number, 0 to 1099511627776" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1}", ":1: hash_ids is missing" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":3}",
-          ":1: hash_ids is 3: an array of whole numbers" },
-        { GOOD "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1]}",
-          ":2: hash_ids has 1 ids: 9 tokens in blocks of 4 take 2 or 3" },
-        { GOOD "{\"timestamp\":0,\"input_length\":8,\"output_length\":1,\"hash_ids\":[1,2,3]}",
-          ":2: hash_ids has 3 ids: 8 tokens in blocks of 4 take 2 or 2" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,-2]}",
-          ":1: an id of hash_ids is -2: a whole number, 0 to 18446744073709551614" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,18446744073709551616]}",
-          ":1: an id of hash_ids is 18446744073709551615: a whole number, 0 to 18446744073709551614" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,NaN]}",
-          ":1: an id of hash_ids is NaN: a whole number, 0 to 18446744073709551614" },
-        { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,\"2\"]}",
-          ":1: an id of hash_ids is \"2\": a whole number, 0 to 18446744073709551614" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":{}}",
-          ":1: session_id is { }: a string or a whole number" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":"
-          "99999999999999999999}",
-          ":1: session_id is 18446744073709551615: a string or a whole number" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}\n"
-          "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"turn\":2}",
-          ":2: turn is 2: higher than that of the session's turn before" },
-        { "{\"timestamp\":5,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}\n"
-          "{\"timestamp\":4,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1}",
-          ":2: timestamp is 4.000 ms: not before the session's turn before" },
-        { "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[],\"session_id\":1,\"think_ms\":"
-          "\"x\"}",
-          ":1: think_ms is \"x\": milliseconds, 0 to 10000000000000" },
-        { "TIMESTAMP,Context",
-          ":1: 'TIMESTAMP,Context': the header of this kind of trace is TIMESTAMP,ContextTokens,GeneratedTokens" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\r\n", ": no requests: a trace has at least one" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-01 00:00:00,1,1\n",
-          ":2: TIMESTAMP is '2023-13-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-00-01 00:00:00,1,1\n",
-          ":2: TIMESTAMP is '2023-00-01 00:00:00': year-month-day hour:minute:second, and a comma behind it" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,44,5\n",
-          ":2: GeneratedTokens is '44,5': a whole number, 0 to 1099511627776, at the line's end" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,0,1\n",
-          ":2: ContextTokens is '0': a whole number, 1 to 1099511627776, and a comma behind it" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,1,-1\n",
-          ":2: GeneratedTokens is '-1': a whole number, 0 to 1099511627776, at the line's end" },
-        { "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-01 00:00:00,99999999999999999999,1\n",
-          ":2: ContextTokens is '99999999999999999999': a whole number, 1 to 1099511627776, and a comma behind it" },
-    };
-    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++)
-        expect_refused(cases[i].text, strlen(cases[i].text), cases[i].error);
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(broken); i++)
+        expect_refused(broken[i].text, strlen(broken[i].text), broken[i].error);
 
     static const char nul_behind[] = GOOD_LINE "\0x\n";
     expect_refused(nul_behind, sizeof nul_behind - 1,

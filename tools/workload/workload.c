@@ -141,6 +141,7 @@ static enum kvt_status mark_last_turns(struct workload_full *full)
 static enum kvt_status finish(struct kvt_workload_build *build, struct workload_full *full)
 {
     const struct kvt_workload_options *options = build->options;
+    KVT_ASSERT(build->row_count > 0);
     full->name = kvt_strdup(options->trace ? options->trace : options->generator);
     full->requests = kvt_alloc(build->row_count, sizeof *full->requests);
     full->streams = kvt_alloc(build->row_count, sizeof *full->streams);

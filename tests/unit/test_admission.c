@@ -1,0 +1,135 @@
+/* admission: which blocks may be written to nvme. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "policy/policy.h"
+#include "runtime/base/mem.h"
+#include "runtime/base/rng.h"
+
+static struct kvt_admission *open_admission(const char *name, uint64_t seed)
+{
+    struct kvt_admission *admission = NULL;
+    assert_non_null(kvt_admission_find(name));
+    assert_int_equal(kvt_admission_find(name)->create(seed, &admission), KVT_OK);
+    return admission;
+}
+
+static bool asks(const char *name, struct kvt_admission *admission, uint64_t key_hash)
+{
+    const struct kvt_admission_question question = { .key_hash = key_hash, .bytes = 4096, .uses = 1 };
+    return kvt_admission_find(name)->admits(admission, &question);
+}
+
+static void what_a_live_sequence_holds_is_admitted_by_all(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; kvt_admission_at(i); i++) {
+        struct kvt_admission *admission = open_admission(kvt_admission_at(i)->name, 1);
+        for (uint64_t key = 0; key < 1000; key++) {
+            const struct kvt_admission_question question = { .key_hash = key, .bytes = 1, .uses = 1, .is_referenced = true };
+            assert_true(kvt_admission_at(i)->admits(admission, &question));
+        }
+        kvt_admission_at(i)->destroy(admission);
+    }
+}
+
+static void all_admits_everything(void **state)
+{
+    (void)state;
+    struct kvt_admission *admission = open_admission("all", 1);
+    for (uint64_t key = 0; key < 1000; key++) assert_true(asks("all", admission, key));
+    kvt_admission_find("all")->destroy(admission);
+}
+
+static void second_sight_admits_at_the_second_question(void **state)
+{
+    (void)state;
+    struct kvt_admission *admission = open_admission("second-sight", 1);
+    for (uint64_t key = 0; key < 10000; key++) assert_false(asks("second-sight", admission, key));
+    for (uint64_t key = 0; key < 10000; key++) assert_true(asks("second-sight", admission, key));
+    const struct kvt_admission_question used_twice = { .key_hash = 77777, .bytes = 1, .uses = 2 };
+    assert_true(kvt_admission_find("second-sight")->admits(admission, &used_twice));
+    kvt_admission_find("second-sight")->destroy(admission);
+}
+
+static void second_sight_forgets_in_the_end(void **state)
+{
+    (void)state;
+    struct kvt_admission *admission = open_admission("second-sight", 1);
+    uint32_t admitted = 0;
+    for (uint64_t key = 0; key < 1000; key++) assert_false(asks("second-sight", admission, key));
+    for (uint64_t key = 1000; key < 8000000; key++) admitted += asks("second-sight", admission, key);
+    assert_true(admitted < 100); /* two keys of one fingerprint are rare */
+    for (uint64_t key = 0; key < 1000; key++) admitted += asks("second-sight", admission, key);
+    assert_true(admitted < 100);
+    kvt_admission_find("second-sight")->destroy(admission);
+}
+
+static void the_same_questions_get_the_same_answers(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; kvt_admission_at(i); i++) {
+        const char *name = kvt_admission_at(i)->name;
+        struct kvt_admission *a = open_admission(name, 5), *b = open_admission(name, 5);
+        struct kvt_rng rng = { .state = 9 };
+        for (uint32_t n = 0; n < 10000; n++) {
+            const uint64_t key = kvt_rng_below(&rng, 5000);
+            assert_int_equal(asks(name, a, key), asks(name, b, key));
+        }
+        kvt_admission_at(i)->destroy(a);
+        kvt_admission_at(i)->destroy(b);
+    }
+}
+
+static void create_leaves_nothing_behind_when_memory_ends(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; kvt_admission_at(i); i++) {
+        const uint64_t bytes_before = kvt_table_bytes();
+        struct kvt_admission *admission = NULL;
+        uint32_t failures = 0;
+        for (;;) {
+            kvt_alloc_fail_at(failures + 1);
+            if (kvt_admission_at(i)->create(1, &admission) == KVT_OK) break;
+            assert_null(admission);
+            assert_int_equal(kvt_table_bytes(), bytes_before);
+            failures++;
+        }
+        kvt_alloc_fail_at(0);
+        assert_true(failures < 10);
+        kvt_admission_at(i)->destroy(admission);
+        kvt_admission_at(i)->destroy(NULL);
+        assert_int_equal(kvt_table_bytes(), bytes_before);
+    }
+}
+
+static void admission_policies_are_found_by_name(void **state)
+{
+    (void)state;
+    assert_string_equal(kvt_admission_at(0)->name, "all");
+    assert_non_null(kvt_admission_find("second-sight"));
+    assert_null(kvt_admission_find("none"));
+    assert_null(kvt_admission_at(UINT32_MAX));
+    for (uint32_t i = 0; kvt_admission_at(i); i++) {
+        assert_ptr_equal(kvt_admission_find(kvt_admission_at(i)->name), kvt_admission_at(i));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_a_live_sequence_holds_is_admitted_by_all),
+        cmocka_unit_test(all_admits_everything),
+        cmocka_unit_test(second_sight_admits_at_the_second_question),
+        cmocka_unit_test(second_sight_forgets_in_the_end),
+        cmocka_unit_test(the_same_questions_get_the_same_answers),
+        cmocka_unit_test(create_leaves_nothing_behind_when_memory_ends),
+        cmocka_unit_test(admission_policies_are_found_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,264 @@
+/*
+ * Method: the core alone, without tiers below the device and without a device: what is measured is bookkeeping. Sequences of
+ * 64 blocks of 16 tokens are created, appended to, committed and released in random order; the pool is full, so that each
+ * append evicts. Keys are given in the first case, digested in the second. The third looks cached prefixes up. The ceiling of
+ * each is a random walk over as many cache lines as the pool has blocks: one dependent miss a block.
+ */
+#include "tools/cmd_bench_core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <json-c/json.h>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "runtime/base/rng.h"
+#include "runtime/core.h"
+#include "tools/cli.h"
+
+enum { BLOCK_TOKENS = 16, SEQUENCE_BLOCKS = 64, SEQUENCE_TOKENS = BLOCK_TOKENS * SEQUENCE_BLOCKS, CASES_MAX = 32 };
+
+struct bench_case { char name[64]; double value; const char *unit; double ceiling; };
+
+struct bench {
+    struct kvt_core core;
+    uint32_t slots;
+    uint32_t live_count;             /* sequences that are live at once: half of the pool */
+    struct kvt_sequence **live;
+    struct kvt_key *keys;            /* of the sequence that is being built */
+    uint32_t tokens[SEQUENCE_TOKENS];
+    struct kvt_rng rng;
+};
+
+static double seconds(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static enum kvt_status open_bench(struct bench *bench, uint32_t slots)
+{
+    memset(bench, 0, sizeof *bench);
+    bench->slots = slots;
+    bench->live_count = kvt_max_u32(slots / SEQUENCE_BLOCKS / 2, 1);
+    bench->rng.state = 1;
+    struct kvt_core_config config = { .shape = { .block_tokens = BLOCK_TOKENS, .group_count = 1,
+        .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 64 } } },
+        .pool_count = 1, .pool_slots = { slots }, .blocks_max = slots + 64, .sequences_max = bench->live_count + 8,
+        .transfers_max = 16, .transfer_deadline_ns = 1000000000, .step_ns = 1000000,
+        .device_policy = kvt_policy_find("lru"), .host_policy = kvt_policy_find("lru"), .admission = kvt_admission_find("all"),
+        .prefetch = KVT_PREFETCH_DEMAND };
+    KVT_TRY(kvt_core_init(&bench->core, &config));
+    bench->live = kvt_alloc(bench->live_count, sizeof(struct kvt_sequence *));
+    bench->keys = kvt_alloc(SEQUENCE_BLOCKS, sizeof *bench->keys);
+    return bench->live && bench->keys ? KVT_OK : KVT_NOMEM;
+}
+
+static void close_bench(struct bench *bench)
+{
+    for (uint32_t i = 0; bench->live && i < bench->live_count; i++) {
+        if (bench->live[i]) kvt_sequence_finish(&bench->core, bench->live[i], true);
+    }
+    kvt_core_done(&bench->core);
+    kvt_free(bench->live);
+    kvt_free(bench->keys);
+}
+
+/* One sequence: slots, a step that commits all of its tokens, the end of the step. */
+static struct kvt_sequence *build(struct bench *bench, bool is_digested)
+{
+    struct kvt_core *core = &bench->core;
+    struct kvt_sequence *sequence = kvt_sequence_begin(core, false);
+    if (!sequence) return NULL;
+    enum kvt_room room = KVT_ROOM_PENDING;
+    while (room == KVT_ROOM_PENDING) {
+        if (kvt_sequence_append(core, sequence, SEQUENCE_TOKENS, &room) != KVT_OK) return NULL;
+        (void)kvt_core_pump(core, core->now_ns);
+    }
+    struct kvt_step_entry entry = { .seq = kvt_sequence_handle(core, sequence) };
+    kvt_step step;
+    if (room != KVT_ROOM_OK || kvt_core_step_begin(core, &entry, 1, 0, &step) != KVT_OK) return NULL;
+    if (is_digested) {
+        bench->tokens[0] = (uint32_t)kvt_rng_next(&bench->rng); /* another first token: another chain of keys */
+    } else {
+        for (uint32_t i = 0; i < SEQUENCE_BLOCKS; i++)
+            bench->keys[i] = (struct kvt_key){ kvt_rng_next(&bench->rng), kvt_rng_next(&bench->rng) };
+    }
+    const enum kvt_status status = kvt_sequence_commit(core, sequence, bench->tokens, SEQUENCE_TOKENS, 0, 0,
+                                                       is_digested ? NULL : bench->keys);
+    if (status != KVT_OK || kvt_core_step_end(core, step) != KVT_OK) return NULL;
+    return sequence;
+}
+
+/* Replaces a random live sequence. False: the core refused. */
+static bool turn_over(struct bench *bench, bool is_digested)
+{
+    const uint32_t i = (uint32_t)kvt_rng_below(&bench->rng, bench->live_count);
+    if (bench->live[i]) kvt_sequence_finish(&bench->core, bench->live[i], true);
+    bench->live[i] = build(bench, is_digested);
+    return bench->live[i] != NULL;
+}
+
+/* Blocks a second over `blocks` blocks, after the pool has filled. 0: the core refused. */
+static double measure_turn_over(struct bench *bench, uint64_t blocks, bool is_digested)
+{
+    const uint64_t fill = 2 * (uint64_t)bench->slots / SEQUENCE_BLOCKS;
+    for (uint64_t i = 0; i < fill; i++) {
+        if (!turn_over(bench, false)) return 0;
+    }
+    const double begin = seconds();
+    for (uint64_t i = 0; i < blocks / SEQUENCE_BLOCKS; i++) {
+        if (!turn_over(bench, is_digested)) return 0;
+    }
+    return (double)(blocks / SEQUENCE_BLOCKS * SEQUENCE_BLOCKS) / (seconds() - begin);
+}
+
+/* Tokens a second that create matches and holds, prompts of 64 blocks all cached. */
+static double measure_match(struct bench *bench, uint64_t tokens)
+{
+    enum { PROMPTS = 64 };
+    static uint32_t prompts[PROMPTS][SEQUENCE_TOKENS + 1];
+    struct kvt_core *core = &bench->core;
+    for (uint32_t p = 0; p < PROMPTS; p++) {
+        struct kvt_seq_params params = { .tokens = prompts[p], .token_count = 1, .reuse_max = UINT64_MAX };
+        for (uint32_t i = 0; i < SEQUENCE_TOKENS; i++) prompts[p][i] = (uint32_t)kvt_rng_next(&bench->rng);
+        struct kvt_sequence *sequence;
+        enum kvt_room room = KVT_ROOM_PENDING;
+        if (kvt_sequence_create(core, &params, &sequence) != KVT_OK) return 0;
+        while (room == KVT_ROOM_PENDING) {
+            if (kvt_sequence_append(core, sequence, SEQUENCE_TOKENS, &room) != KVT_OK) return 0;
+            (void)kvt_core_pump(core, core->now_ns);
+        }
+        struct kvt_step_entry entry = { .seq = kvt_sequence_handle(core, sequence) };
+        kvt_step step;
+        if (room != KVT_ROOM_OK || kvt_core_step_begin(core, &entry, 1, 0, &step) != KVT_OK) return 0;
+        if (kvt_sequence_commit(core, sequence, prompts[p], SEQUENCE_TOKENS, 0, 0, NULL) != KVT_OK) return 0;
+        if (kvt_core_step_end(core, step) != KVT_OK) return 0;
+        kvt_sequence_finish(core, sequence, true);
+    }
+    const uint64_t rounds = tokens / SEQUENCE_TOKENS;
+    const double begin = seconds();
+    for (uint64_t i = 0; i < rounds; i++) {
+        const struct kvt_seq_params params = { .tokens = prompts[i % PROMPTS], .token_count = SEQUENCE_TOKENS + 1, .reuse_max = UINT64_MAX };
+        struct kvt_sequence *sequence;
+        if (kvt_sequence_create(core, &params, &sequence) != KVT_OK) return 0;
+        if (sequence->reused != SEQUENCE_TOKENS) return 0;
+        kvt_sequence_finish(core, sequence, true);
+    }
+    return (double)(rounds * SEQUENCE_TOKENS) / (seconds() - begin);
+}
+
+/* Cache lines a second in a random cycle over as many lines as there are blocks. */
+static double measure_walk(uint32_t lines)
+{
+    uint64_t (*memory)[8] = kvt_table_map((size_t)lines * sizeof *memory);
+    if (!memory) return 0;
+    struct kvt_rng rng = { 7 };
+    for (uint32_t i = 0; i < lines; i++) memory[i][0] = i;
+    for (uint32_t i = lines - 1; i > 0; i--) { /* Sattolo: one cycle */
+        const uint64_t j = kvt_rng_below(&rng, i);
+        const uint64_t swap = memory[i][0];
+        memory[i][0] = memory[j][0];
+        memory[j][0] = swap;
+    }
+    enum { STEPS = 2000000 };
+    uint64_t at = 0;
+    const double begin = seconds();
+    for (uint32_t i = 0; i < STEPS; i++) at = memory[at][0];
+    const double rate = STEPS / (seconds() - begin);
+    if (at == UINT64_MAX) puts(""); /* the walk must not be optimised away */
+    kvt_table_unmap(memory, (size_t)lines * sizeof *memory);
+    return rate;
+}
+
+/* Bytes of the core's tables for each slot of the pool, as far as they are touched. */
+static double bookkeeping_per_block(const struct bench *bench)
+{
+    const struct kvt_core *core = &bench->core;
+    const double blocks = (double)core->table.high_water;
+    double bytes = blocks * (double)sizeof(struct kvt_block) + (double)kvt_pool_bytes(&core->pools[0]);
+    bytes += (double)kvt_prefix_bytes(&core->prefix);
+    bytes += (double)bench->live_count * SEQUENCE_BLOCKS * sizeof(uint32_t); /* table entries */
+    bytes += (double)bench->live_count * sizeof(struct kvt_sequence);
+    return bytes / (double)bench->slots;
+}
+
+static void add_case(struct bench_case *cases, uint32_t *count, const char *what, uint32_t slots, double value, const char *unit, double ceiling)
+{
+    struct bench_case *c = &cases[(*count)++];
+    if (slots >= 1000000) (void)snprintf(c->name, sizeof c->name, "%s, %u M blocks", what, slots / 1000000);
+    else (void)snprintf(c->name, sizeof c->name, "%s, %u k blocks", what, slots / 1000);
+    c->value = value;
+    c->unit = unit;
+    c->ceiling = ceiling;
+}
+
+static bool bench_size(uint32_t slots, struct bench_case *cases, uint32_t *count)
+{
+    struct bench bench;
+    if (open_bench(&bench, slots) != KVT_OK) {
+        close_bench(&bench);
+        return false;
+    }
+    const double walk = measure_walk(slots);
+    const uint64_t blocks = kvt_max_u64(2 * (uint64_t)slots, 4000000);
+    add_case(cases, count, "append, touch, release", slots, measure_turn_over(&bench, blocks, false), "blocks/s", walk);
+    add_case(cases, count, "the same with sealing", slots, measure_turn_over(&bench, blocks / 2, true), "blocks/s", walk);
+    add_case(cases, count, "prefix match", slots, measure_match(&bench, 50000000), "tokens/s", walk * BLOCK_TOKENS);
+    add_case(cases, count, "bookkeeping", slots, bookkeeping_per_block(&bench), "bytes/block", 128);
+    close_bench(&bench);
+    return true;
+}
+
+static void print_table(const struct bench_case *cases, uint32_t count)
+{
+    static struct kvt_listing listing;
+    kvt_listing_init(&listing, "lrlrr");
+    const char *const head[] = { "case", "value", "unit", "ceiling", "ratio" };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(head); i++) kvt_listing_add(&listing, "%s", head[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        kvt_listing_add(&listing, "%s", cases[i].name);
+        kvt_listing_add(&listing, "%.4g", cases[i].value);
+        kvt_listing_add(&listing, "%s", cases[i].unit);
+        kvt_listing_add(&listing, "%.4g", cases[i].ceiling);
+        kvt_listing_add(&listing, "%.3f", cases[i].value / cases[i].ceiling);
+    }
+    kvt_listing_print(&listing, stdout, "");
+}
+
+static void print_json(const struct bench_case *cases, uint32_t count)
+{
+    struct json_object *root = json_object_new_object();
+    struct json_object *list = json_object_new_array();
+    for (uint32_t i = 0; i < count; i++) {
+        struct json_object *item = json_object_new_object();
+        (void)json_object_object_add(item, "name", json_object_new_string(cases[i].name));
+        (void)json_object_object_add(item, "value", json_object_new_double(cases[i].value));
+        (void)json_object_object_add(item, "unit", json_object_new_string(cases[i].unit));
+        (void)json_object_object_add(item, "ceiling", json_object_new_double(cases[i].ceiling));
+        (void)json_object_object_add(item, "ratio", json_object_new_double(cases[i].value / cases[i].ceiling));
+        (void)json_object_array_add(list, item);
+    }
+    (void)json_object_object_add(root, "cases", list);
+    puts(json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY));
+    (void)json_object_put(root);
+}
+
+int kvt_bench_core(uint64_t blocks_max, bool is_json)
+{
+    static const uint32_t sizes[] = { 10000, 100000, 1000000, 10000000 };
+    struct bench_case cases[CASES_MAX];
+    uint32_t count = 0;
+    if (kvt_key_init() != KVT_OK) return kvt_failure("kvtier bench core", "the digest library refused");
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(sizes); i++) {
+        if (blocks_max != 0 && sizes[i] > blocks_max) continue;
+        if (!bench_size(sizes[i], cases, &count)) return kvt_failure("kvtier bench core", "no memory for %u blocks", sizes[i]);
+    }
+    if (is_json) print_json(cases, count);
+    else print_table(cases, count);
+    return KVT_EXIT_OK;
+}

@@ -168,21 +168,32 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     sequence->mode = KVT_SEQUENCE_IDLE;
 }
 
-/* Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *besides)
+static bool is_claimable(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    bool fits = true;
+    for (uint32_t p = 0; p < core->config.pool_count; p++)
+        fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
+    return fits;
+}
+
+/* Revokes the warming sequence that is needed last. False: there is none. */
+static bool revoke_last(struct kvt_core *core, const struct kvt_sequence *besides)
 {
     uint32_t last = core->expected.tail;
-    for (;;) {
-        bool fits = true;
-        for (uint32_t p = 0; p < core->config.pool_count; p++)
-            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
-        if (fits) return true;
-        while (last != KVT_NO_SEQUENCE
-               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
-            last = core->sequences[last].previous;
-        if (last == KVT_NO_SEQUENCE) return false;
-        kvt_sequence_revoke(core, &core->sequences[last]);
+    while (last != KVT_NO_SEQUENCE && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
+        last = core->sequences[last].previous;
+    if (last == KVT_NO_SEQUENCE) return false;
+    kvt_sequence_revoke(core, &core->sequences[last]);
+    return true;
+}
+
+/* Revokes warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
+static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    while (!is_claimable(core, need)) {
+        if (!revoke_last(core, NULL)) return false;
     }
+    return true;
 }
 
 /* Adds to need[] the blocks that a fully active sequence would newly claim. */
@@ -222,16 +233,20 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_OK;
         return KVT_OK;
     }
-    uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    count_unclaimed(core, sequence, need);
-    for (uint32_t p = 0; p < core->config.pool_count; p++) {
-        if (need[p] > core->pools[p].slot_count) {
-            *ret_room = KVT_ROOM_TOO_LONG;
-            return KVT_OK;
+    for (;;) {
+        /* Counted again after each revocation: blocks that the revoked one shared are no longer claimed. */
+        uint32_t need[KVT_GROUPS_MAX] = { 0 };
+        count_unclaimed(core, sequence, need);
+        if (is_claimable(core, need)) break;
+        if (revoke_last(core, sequence)) continue;
+        if (sequence->mode == KVT_SEQUENCE_WARMING) { /* what it claims itself counts too */
+            kvt_sequence_revoke(core, sequence);
+            continue;
         }
-    }
-    if (!make_claimable(core, need, sequence)) {
         *ret_room = KVT_ROOM_FULL;
+        for (uint32_t p = 0; p < core->config.pool_count; p++) {
+            if (need[p] > core->pools[p].slot_count) *ret_room = KVT_ROOM_TOO_LONG;
+        }
         return KVT_OK;
     }
     claim_all(core, sequence);
@@ -455,7 +470,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             return KVT_OK;
         }
     }
-    if (!make_claimable(core, need, NULL)) {
+    if (!make_claimable(core, need)) {
         *ret_room = KVT_ROOM_FULL;
         return KVT_OK;
     }
@@ -680,7 +695,7 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
-    if (is_active(parent) && !make_claimable(core, need, NULL)) return KVT_FULL;
+    if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return KVT_FULL;
     child->tokens = child->reserved = parent->tokens;

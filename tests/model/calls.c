@@ -562,6 +562,7 @@ void calls_one(struct world *world)
     else if (draw < 83) { if (world_chance(world, 4)) call_reset(world); else call_bad(world); }
     else world_drift(world);
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
+    if (world->is_traced) world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
     if (world->config.is_careful || world->operation % 16 == 0) world_verify(world);
 }
 

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "kvtier/kvtier.h"
+#include "runtime/base/assert.h"
 #include "runtime/base/key.h"
 
 #define KVT_NO_BLOCK UINT32_MAX
@@ -115,16 +116,49 @@ static inline void kvt_block_set(struct kvt_block *block, enum kvt_block_flag fl
 
 static inline bool kvt_block_has_copies(const struct kvt_block *block) { return block->state_bits != 0; }
 
-/* True when the copy's state, slot and counters agree; the shared predicate of assertions and tests. */
-bool kvt_copy_is_valid(const struct kvt_block *block, uint32_t tier);
+/* The edge of an event. */
+static inline void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state *ret_from, enum kvt_copy_state *ret_to)
+{
+    switch (event) {
+#define KVT_COPY_EDGE_CASE(event, from, to) \
+    case KVT_COPY_##event: *ret_from = KVT_COPY_##from; *ret_to = KVT_COPY_##to; return;
+    KVT_COPY_EDGES(KVT_COPY_EDGE_CASE)
+#undef KVT_COPY_EDGE_CASE
+    case KVT_COPY_EVENTS: break;
+    }
+    KVT_ASSERT(false);
+}
 
-/* The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. */
-void kvt_copy_step(struct kvt_block *block, uint32_t tier, enum kvt_copy_event event);
+/* True when the copy's state, slot and counters agree; the shared predicate of assertions and tests. */
+static inline bool kvt_copy_is_valid(const struct kvt_block *block, uint32_t tier)
+{
+    const enum kvt_copy_state state = kvt_copy_state(block, tier);
+    if (state == KVT_COPY_STATES) return false;
+    if (state != KVT_COPY_RESIDENT && block->readers[tier] != 0) return false;
+    if (tier == KVT_TIER_DEVICE) return (state == KVT_COPY_EMPTY) == (block->device_slot == KVT_NO_SLOT);
+    if (tier == KVT_TIER_HOST) return (state == KVT_COPY_EMPTY) == (block->host_slot == KVT_NO_SLOT);
+    return true;
+}
+
+/*
+ * The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. Inline, because
+ * tier and event are constants where it is called: what remains of it there are a mask and the assertions.
+ */
+static inline void kvt_copy_step(struct kvt_block *block, uint32_t tier, enum kvt_copy_event event)
+{
+    enum kvt_copy_state from, to;
+    kvt_copy_edge(event, &from, &to);
+    KVT_ASSERT(tier < KVT_TIERS);
+    KVT_ASSERT(kvt_copy_state(block, tier) == from);
+    if (event == KVT_COPY_EVICT) {
+        KVT_ASSERT(block->readers[tier] == 0);
+        KVT_ASSERT(KVT_IMPLIES(tier == KVT_TIER_DEVICE, block->users == 0));
+    }
+    block->state_bits = (uint8_t)((block->state_bits & ~(3u << (2 * tier))) | ((unsigned)to << (2 * tier)));
+    KVT_ASSERT(kvt_copy_is_valid(block, tier));
+}
 
 const char *kvt_copy_state_name(enum kvt_copy_state state);
 const char *kvt_copy_event_name(enum kvt_copy_event event);
-
-/* The edge of an event; for the exhaustive test. */
-void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state *ret_from, enum kvt_copy_state *ret_to);
 
 #endif

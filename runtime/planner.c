@@ -51,6 +51,10 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
     }
     if (block->refs > 0) return VICTIM_STAYS;
     core->counters.dropped_blocks++;
+    if (is_read) { /* nvme refuses for now, and a fetch of it is under way */
+        kvt_host_leave(core, index);
+        return VICTIM_LEAVING;
+    }
     kvt_host_drop(core, index, KVT_POLICY_EVICTED);
     kvt_block_settle(core, index);
     return VICTIM_GONE;
@@ -326,8 +330,11 @@ static bool start_prefetch(struct kvt_core *core)
         if (core->transfers.prefetch_bytes >= core->config.prefetch_bytes_max) break;
         if (core->transfers.tier_in_flight[KVT_TIER_DEVICE] >= LINK_DEPTH_PREFETCH) break;
         if (core->transfers.tier_in_flight[KVT_TIER_NVME] >= LINK_DEPTH_PREFETCH) break;
-        budget = kvt_min_u32(budget, LINK_DEPTH_PREFETCH - core->transfers.tier_in_flight[KVT_TIER_DEVICE]);
-        if (advance_fetch(core, sequence, KVT_PRIORITY_PREFETCH, &budget) == ADVANCE_BLOCKED) break;
+        uint32_t room = kvt_min_u32(budget, LINK_DEPTH_PREFETCH - core->transfers.tier_in_flight[KVT_TIER_DEVICE]);
+        const uint32_t room_before = room;
+        const enum advance advance = advance_fetch(core, sequence, KVT_PRIORITY_PREFETCH, &room);
+        budget -= room_before - room;
+        if (advance == ADVANCE_BLOCKED) break;
     }
     return budget < BATCH;
 }

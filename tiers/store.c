@@ -265,6 +265,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     if (status != KVT_OK) {
         if (ret_error && error_bytes > 0 && ret_error[0] == '\0')
             (void)kvt_store_refuse(error, status, "%s", kvt_status_text(status));
+        kvt_store_directory_undo(store);
         close_parts(store);
         return status;
     }

@@ -172,6 +172,7 @@ struct kvt_store {
     struct kvt_env env;
     char *path;
     int directory, lock_file;
+    bool is_directory_made; /* by this open: a failed one takes it away again */
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
     uint32_t queue_depth;
     bool is_existing;        /* a tool's open: nothing is made */
@@ -341,6 +342,8 @@ enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status s
 
 KVT_NODISCARD enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error);
 void kvt_store_directory_close(struct kvt_store *store);
+/* After a failed open: removes the directory, if this open made it, with what it has put there. Before the close. */
+void kvt_store_directory_undo(struct kvt_store *store);
 KVT_NODISCARD enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error);
 void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block);
 

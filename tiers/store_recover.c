@@ -52,6 +52,7 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
     struct stat status;
     const char *path = store->path;
     bool is_made = false;
+    store->is_directory_made = false;
     if (lstat(path, &status) != 0) {
         if (store->is_existing)
             return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", path);
@@ -64,6 +65,7 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
         if (lstat(path, &status) != 0)
             return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
     }
+    store->is_directory_made = is_made;
     if (S_ISLNK(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: a symlink is not followed", path);
     if (!S_ISDIR(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: it must be a directory", path);
     if (is_made && chmod(path, 0700) != 0) /* a umask may have taken bits away */
@@ -163,6 +165,18 @@ void kvt_store_directory_close(struct kvt_store *store)
 {
     if (store->lock_file >= 0) (void)close(store->lock_file);
     if (store->directory >= 0) (void)close(store->directory);
+}
+
+void kvt_store_directory_undo(struct kvt_store *store)
+{
+    if (!store->is_directory_made) return;
+    char *const paths[] = { store->path, NULL };
+    FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
+    for (FTSENT *entry = walk ? fts_read(walk) : NULL; entry; entry = fts_read(walk)) {
+        if (entry->fts_level == 1 && is_ours(entry->fts_name)) (void)unlinkat(store->directory, entry->fts_name, 0);
+    }
+    if (walk) (void)fts_close(walk);
+    (void)rmdir(store->path);
 }
 
 /* ---- Geometry ------------------------------------------------------------------------------------------------------- */

@@ -519,13 +519,32 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     /* Otherwise the other one is on its way: this sequence keeps its own, unshared. */
 }
 
-static void seal(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_key key)
+/*
+ * Full blocks that have their keys and wait to be sealed. Each seal reads a random line of the index; sealed as a batch, the
+ * lines come while the keys of the others are computed. They are sealed before anybody else can see the sequence.
+ */
+enum { SEAL_BATCH = 16 };
+struct full_blocks { struct kvt_key keys[SEAL_BATCH]; uint32_t first, count; };
+
+static void seal_all(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
-    for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) seal_entry(core, sequence, g, i, key);
+    for (uint32_t k = 0; k < full->count; k++) {
+        for (uint32_t g = 0; g < core->group_count; g++) {
+            if (!is_state(core, g)) seal_entry(core, sequence, g, full->first + k, full->keys[k]);
+        }
     }
+    full->first += full->count;
+    full->count = 0;
+}
+
+static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
+{
+    if (full->count == SEAL_BATCH) seal_all(core, sequence, full);
+    full->keys[full->count++] = key;
     sequence->chain = key;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
+    }
 }
 
 /* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
@@ -571,9 +590,9 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    while (n > 0) {
-        const uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
-        const uint32_t i = (uint32_t)(sequence->tokens / block_tokens);
+    struct full_blocks full = { .first = (uint32_t)(sequence->tokens / block_tokens) };
+    uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
+    for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
         if (!given_keys) memcpy(sequence->tail_tokens + position, tokens, count * sizeof *tokens);
         sequence->tokens += count;
@@ -586,11 +605,12 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (position + count == block_tokens) {
             const struct kvt_key key = given_keys ? *given_keys++
                 : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
-            seal(core, sequence, key);
+            add_full(core, sequence, &full, key);
         }
         if (tokens) tokens += count;
         n -= count;
     }
+    seal_all(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g)) continue;
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);

@@ -87,7 +87,7 @@ const struct kvt_gpu_ops *kvt_gpu_default_ops(void);
 /*
  * The emulated device's hand brake, for tests: a gated stream does not start its next job or pass its next wait until
  * opened. In a single-threaded env nothing runs by itself: kvt_gpu_emulated_run() runs the next thing of one stream,
- * and returns false when that stream is gated, empty, or waits for a mark that is not reached.
+ * and returns false when that stream is gated, empty, waits for a mark that is not reached, or was never asked for.
  */
 void kvt_gpu_emulated_gate(struct kvt_gpu *gpu, uint32_t stream, bool is_closed);
 bool kvt_gpu_emulated_run(struct kvt_gpu *gpu, uint32_t stream);

@@ -487,7 +487,7 @@ bool kvt_gpu_emulated_run(struct kvt_gpu *gpu, uint32_t stream)
     struct emulated *e = emulated_of(gpu);
     KVT_ASSERT(e->env.is_single_threaded);
     (void)pthread_mutex_lock(&e->lock);
-    const bool is_progress = advance(stream_of(e, stream));
+    const bool is_progress = stream < e->stream_count && advance(&e->streams[stream]);
     (void)pthread_mutex_unlock(&e->lock);
     return is_progress;
 }

@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/residency.h"
 
 #define POLL_BATCH        64
@@ -73,6 +74,7 @@ static void fill_fetch_op(struct kvt_core *core, struct kvt_transfer *transfer)
     op->length = source->host_length;
     op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
     op->after[0] = pool->marks[target->device_slot]; /* compute may still read what was in the slot */
+    if (KVT_PLANTED(FETCH_BEFORE_READ)) op->after[0] = 0;
     op->after[1] = 0;
 }
 
@@ -140,10 +142,28 @@ static enum kvt_flow choose_source(const struct kvt_core *core, uint32_t target,
     return KVT_FLOW_STARTED;
 }
 
+/*
+ * A block that starts as a copy of one that was never filled itself starts as a copy of that one's origin: an idle fork of an
+ * idle fork must not wait for its parent, which nobody fetches.
+ */
+static void shorten_origin(struct kvt_core *core, uint32_t index)
+{
+    struct kvt_block *block = kvt_core_block(core, index);
+    while (block->origin != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, block->origin))) {
+        const uint32_t before = block->origin;
+        const uint32_t next = kvt_core_block(core, before)->origin;
+        if (next == KVT_NO_BLOCK) return;
+        kvt_block_ref(core, next);
+        block->origin = next;
+        kvt_block_unref(core, before);
+    }
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     if (kvt_copy_state(block, KVT_TIER_DEVICE) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    shorten_origin(core, index);
     uint32_t source;
     enum kvt_leg leg;
     const enum kvt_flow choice = choose_source(core, index, &source, &leg);
@@ -164,6 +184,7 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     if (leg == KVT_LEG_NVME_TO_HOST) submit_nvme_to_host(core, transfer);
     else if (leg == KVT_LEG_HOST_TO_DEVICE) submit_host_to_device(core, transfer);
     else submit_copy(core, transfer);
+    if (KVT_PLANTED(STASH_BEFORE_FILL)) kvt_device_filled(core, index);
     return KVT_FLOW_STARTED;
 }
 
@@ -200,6 +221,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     op->form = is_packed ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->tokens = kvt_block_op_tokens(core, block, block->tokens);
     op->after[0] = kvt_core_pool(core, block)->marks[block->device_slot]; /* the kernel that fills it may still run */
+    if (KVT_PLANTED(STASH_BEFORE_WRITE)) op->after[0] = 0;
     submit(core, transfer);
     return KVT_FLOW_STARTED;
 }
@@ -367,7 +389,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
             if (transfer->is_prefetch) core->counters.prefetched_blocks++;
             else core->counters.demand_blocks++;
         }
-        kvt_device_filled(core, target);
+        if (!KVT_PLANTED(STASH_BEFORE_FILL)) kvt_device_filled(core, target);
         origin = block->origin;
         block->origin = KVT_NO_BLOCK;
     } else {

@@ -51,6 +51,10 @@ static enum victim evict_host_copy(struct kvt_core *core, uint32_t index)
     }
     if (block->refs > 0) return VICTIM_STAYS;
     core->counters.dropped_blocks++;
+    if (is_read) { /* nvme refuses for now, and a fetch of it is under way */
+        kvt_host_leave(core, index);
+        return VICTIM_LEAVING;
+    }
     kvt_host_drop(core, index, KVT_POLICY_EVICTED);
     kvt_block_settle(core, index);
     return VICTIM_GONE;

@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 
 struct kvt_name kvt_block_name(const struct kvt_core *core, uint32_t index)
 {
@@ -34,7 +35,11 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     if (mark == 0 || block->device_slot == KVT_NO_SLOT) return;
     kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].marks[block->device_slot];
     const kvt_mark before = *slot_mark;
+    /* Who lets go last need not be who used it last: a mark never goes back. */
+    if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
+    /* A sequence that gives back a fresh slot brings the mark of its last step, which may be older than the slot's last use. */
+    if (!is_other_stream && mark <= before) return;
     if (is_other_stream && core->gpu && !core->gpu->ops->is_reached(core->gpu, before)) {
         /* Two streams used the slot. Make the newer one wait for the older, so that one mark speaks for both. */
         core->gpu->ops->wait(core->gpu, kvt_mark_stream(mark), before);
@@ -142,6 +147,10 @@ void kvt_device_leave(struct kvt_core *core, uint32_t index)
     kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, true);
     kvt_core_pool(core, block)->leaving++;
     kvt_device_update_idle(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH)) {
+        block->readers[KVT_TIER_DEVICE] = 0;
+        kvt_device_drop(core, index, KVT_POLICY_EVICTED);
+    }
 }
 
 /* ---- Copies in host memory -------------------------------------------------------------------------------------------- */
@@ -229,6 +238,7 @@ static void leave_now(struct kvt_core *core, uint32_t index, uint32_t tier, bool
 void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed)
 {
     struct kvt_block *block = kvt_core_block(core, index);
+    if (KVT_PLANTED(REUSE_BEFORE_STASH) && block->readers[tier] == 0) return;
     KVT_ASSERT(block->readers[tier] > 0);
     block->readers[tier]--;
     if (block->readers[tier] > 0) return;

@@ -424,8 +424,11 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n, enum kvt_room *ret_room)
 {
     if (!is_active(sequence)) return KVT_INVAL;
+    if (n > UINT64_MAX / 2) { /* so much that counting its blocks would overflow */
+        *ret_room = KVT_ROOM_TOO_LONG;
+        return KVT_OK;
+    }
     const uint64_t reserved = sequence->reserved + n;
-    if (reserved < n) return KVT_INVAL;
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
     uint64_t total[KVT_GROUPS_MAX] = { 0 };
     count_append(core, sequence, reserved, need, total);
@@ -612,7 +615,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     }
     seal_all(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) continue;
+        if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
         if (is_snapshot) take_snapshot(core, sequence, g);
     }

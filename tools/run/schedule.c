@@ -263,13 +263,12 @@ static enum begun begin_step(struct kvt_schedule *s, kvt_step *ret_step)
     return ready == s->plan_count ? BEGUN_ALL : BEGUN_SOME;
 }
 
-/* The cause that the oldest sequence that is not ready has at this moment. */
-static enum kvt_stall_cause stall_cause(const struct kvt_schedule *s)
+/* What the step waits for at this moment: room for the tokens that lack it, else what the oldest unready sequence waits for. */
+static enum kvt_stall_cause stall_cause(const struct kvt_schedule *s, enum reserved reserved)
 {
+    if (reserved != RESERVED_ALL) return KVT_STALL_NO_SLOT;
     for (uint32_t i = 0; i < s->plan_count; i++) {
-        if (s->plan[i].is_ready) continue;
-        const struct kvt_conversation *c = s->plan[i].conversation;
-        return c->reserved == 0 ? KVT_STALL_NO_SLOT : kvt_seq_stall(s->runtime, c->seq);
+        if (!s->plan[i].is_ready) return kvt_seq_stall(s->runtime, s->plan[i].conversation->seq);
     }
     return KVT_STALL_NO_SLOT;
 }
@@ -298,7 +297,7 @@ static enum made make_ready(struct kvt_schedule *s, bool *is_stalled, kvt_step *
             *ret_step = step;
             return MADE_STEP;
         }
-        const enum kvt_stall_cause cause = stall_cause(s);
+        const enum kvt_stall_cause cause = stall_cause(s, reserved);
         if (begun == BEGUN_SOME && !end_step(s, step)) return MADE_RUN_ENDS;
         *is_stalled = true;
         if (!wait_stalled(s, cause)) return MADE_RUN_ENDS;

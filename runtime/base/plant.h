@@ -1,0 +1,24 @@
+/*
+ * plant: bugs that are planted on purpose, one at a time, in test programs of their own, which must fail.
+ *
+ * A test that cannot fail tests nothing. A program built with -DKVT_PLANT=KVT_PLANT_<NAME> has that one bug; every other build has
+ * none, and the compiler drops what stands behind KVT_PLANTED. The list is closed: a plant that no program is built with is dead.
+ */
+#ifndef KVT_RUNTIME_BASE_PLANT_H
+#define KVT_RUNTIME_BASE_PLANT_H
+
+enum kvt_plant {
+    KVT_PLANT_NONE,
+    KVT_PLANT_STASH_BEFORE_WRITE, /* a stash does not wait for the kernel that writes the block */
+    KVT_PLANT_FETCH_BEFORE_READ,  /* a fetch does not wait for the kernel that still reads the slot */
+    KVT_PLANT_REUSE_BEFORE_STASH, /* a slot is given on while its stash is still to read it */
+    KVT_PLANT_STASH_BEFORE_FILL   /* a copy counts as filled when the transfer that fills it starts */
+};
+
+#ifndef KVT_PLANT
+#define KVT_PLANT KVT_PLANT_NONE
+#endif
+
+#define KVT_PLANTED(name) (KVT_PLANT == KVT_PLANT_##name)
+
+#endif

@@ -129,6 +129,19 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
 
 /* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
 
+/*
+ * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for long:
+ * each is asked for a few entries before its turn.
+ */
+static void prefetch_below(const struct kvt_core *core, const struct kvt_sequence_table *table, uint32_t i)
+{
+    enum { BLOCKS_AHEAD = 16, SLOTS_AHEAD = 8 };
+    if (i >= BLOCKS_AHEAD && table->blocks[i - BLOCKS_AHEAD] != KVT_NO_BLOCK)
+        __builtin_prefetch(kvt_core_block(core, table->blocks[i - BLOCKS_AHEAD]), 1);
+    if (i >= SLOTS_AHEAD && table->blocks[i - SLOTS_AHEAD] != KVT_NO_BLOCK)
+        kvt_device_prefetch(core, table->blocks[i - SLOTS_AHEAD]);
+}
+
 void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed)
 {
     if (is_claimed) kvt_block_unclaim(core, index, sequence->last_mark);
@@ -153,6 +166,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
         for (uint32_t i = table->count; i-- > 0;) {
+            prefetch_below(core, table, i);
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
                 kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
         }
@@ -254,6 +268,7 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
     struct kvt_sequence_table *table = &sequence->groups[group];
     while (table->count > count) {
         const uint32_t i = --table->count;
+        prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
@@ -485,7 +500,7 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     from->device_slot = KVT_NO_SLOT;
     kvt_copy_step(from, KVT_TIER_DEVICE, KVT_COPY_EVICT);
     to->device_slot = slot;
-    pool->owner[slot] = other;
+    pool->slots[slot].owner = other;
     kvt_copy_step(to, KVT_TIER_DEVICE, KVT_COPY_RESERVE);
     kvt_device_filled(core, other);
 }

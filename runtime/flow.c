@@ -188,12 +188,11 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t index)
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
 {
-    const struct kvt_block *block = kvt_core_block(core, index);
-    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, block->origin, index, KVT_PRIORITY_DEMAND);
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
-    transfer->device_slot = block->device_slot;
+    transfer->device_slot = kvt_core_block(core, target)->device_slot;
     submit_copy(core, transfer);
 }
 
@@ -367,6 +366,14 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
     return false;
 }
 
+/* A snapshot whose copy failed is none: the state has gone on in the meantime. */
+static void forget_snapshot(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_dead = !kvt_block_has_copies(block) && block->origin == KVT_NO_BLOCK;
+    if (is_dead && kvt_block_has(block, KVT_BLOCK_INDEXED) && block->refs > 0) kvt_block_unindex(core, index);
+}
+
 static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t target = transfer->target;
@@ -502,6 +509,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_HOST_TO_DEVICE:
     case KVT_LEG_DEVICE_TO_DEVICE:
         kvt_device_failed(core, target, true);
+        forget_snapshot(core, target);
         end_prefetch(core, transfer);
         break;
     }

@@ -448,6 +448,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
+    core->changes++;
     bool goes_on = false;
     if (transfer->is_abandoned) {
         abandoned_done(core, transfer);

@@ -11,7 +11,8 @@ enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32
     pool->free_slots = kvt_table_map((size_t)slot_count * sizeof *pool->free_slots);
     pool->owner = kvt_table_map((size_t)slot_count * sizeof *pool->owner);
     pool->marks = kvt_table_map((size_t)slot_count * sizeof *pool->marks);
-    if (!pool->free_slots || !pool->owner || !pool->marks) return KVT_NOMEM;
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)slot_count * sizeof(uint32_t)), .capacity = slot_count };
+    if (!pool->free_slots || !pool->owner || !pool->marks || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(slot_count, seed, &pool->policy));
     for (uint32_t i = 0; i < slot_count; i++) {
         pool->free_slots[i] = slot_count - 1 - i; /* slot 0 is taken first */
@@ -29,6 +30,7 @@ void kvt_pool_done(struct kvt_pool *pool)
     kvt_table_unmap(pool->free_slots, (size_t)pool->slot_count * sizeof *pool->free_slots);
     kvt_table_unmap(pool->owner, (size_t)pool->slot_count * sizeof *pool->owner);
     kvt_table_unmap(pool->marks, (size_t)pool->slot_count * sizeof *pool->marks);
+    kvt_table_unmap(pool->parked.blocks, (size_t)pool->parked.capacity * sizeof *pool->parked.blocks);
     *pool = (struct kvt_pool){ 0 };
 }
 

@@ -101,9 +101,10 @@ static void check_block(const struct kvt_core *core, uint32_t index, const struc
         KVT_ASSERT(kvt_prefix_find(&core->prefix, block->group, block->key) == index);
     }
     const bool is_device_idle = kvt_copy_is_resident(block, KVT_TIER_DEVICE) && block->users == 0
-                             && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING);
+                             && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
     KVT_ASSERT(is_device_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE));
-    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
+    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
+                           && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     KVT_ASSERT(is_host_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE));
     KVT_ASSERT(KVT_IMPLIES(kvt_block_has(block, KVT_BLOCK_NVME_HELD), kvt_copy_is_resident(block, KVT_TIER_NVME) && block->refs > 0));
     /* A block that nothing holds, keeps or moves has no entry. */

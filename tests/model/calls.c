@@ -72,7 +72,7 @@ static uint64_t digest(const struct world *world)
 static bool is_pristine(const struct world *world)
 {
     const struct kvt_core *core = &world->core;
-    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.failures > 0) return false;
+    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.given_up_blocks > 0 || core->counters.failures > 0) return false;
     if (core->counters.abandoned > 0 || world->config.blocks_max < 4096 || world->config.transfers_max < 64) return false;
     return !world->nvme || kvt_nvme_memory_dropped(world->nvme) == 0;
 }
@@ -300,7 +300,7 @@ static void note_loss(struct world *world, uint32_t i, uint64_t lost_from)
     world->losses++;
     WORLD_CHECK(world, lost_from <= twin->tokens, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
     WORLD_CHECK(world, lost_from % world->config.shape.block_tokens == 0, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
-    const bool may_lose = world->config.fail_per_million > 0 || world->config.is_losing || world->was_reset;
+    const bool may_lose = world->core.counters.given_up_blocks > 0 || world->config.fail_per_million > 0 || world->config.is_losing || world->was_reset;
     WORLD_CHECK(world, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i, (unsigned long long)lost_from);
 }
 

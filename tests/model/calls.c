@@ -371,7 +371,7 @@ static void call_step(struct world *world)
         if (sequence->reserved == sequence->tokens && world_chance(world, 85)) {
             const enum kvt_room room = append(world, i, choose_append(world, i));
             /* An engine that finds no room sets somebody idle. */
-            if (room == KVT_ROOM_FULL && world_chance(world, 50)) call_idle(world);
+            if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
         }
         members[count++] = i;
     }
@@ -555,12 +555,13 @@ void calls_one(struct world *world)
     else if (draw < 54) call_fork(world);
     else if (draw < 60) call_truncate(world);
     else if (draw < 63) call_window(world);
-    else if (draw < 68) call_idle(world);
-    else if (draw < 74) call_resume(world);
+    else if (draw < 69) call_idle(world);
+    else if (draw < 77) call_resume(world);
     else if (draw < 79) call_finish(world);
     else if (draw < 82) call_expect(world);
     else if (draw < 83) { if (world_chance(world, 4)) call_reset(world); else call_bad(world); }
     else world_drift(world);
+    for (uint32_t n = world_below(world, 1 + world->config.haste); n > 0; n--) world_drift(world);
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
     if (world->is_traced) world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
     if (world->config.is_careful || world->operation % 16 == 0) world_verify(world);

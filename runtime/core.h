@@ -132,6 +132,7 @@ struct kvt_core {
     uint64_t events;          /* grows when something became ready, or room was made, or was lost */
     uint64_t changes;         /* grows when a copy that could not leave may be able to */
     uint64_t nvme_retry_ns;   /* the store refused: not before then again; 0: it did not */
+    uint32_t nvme_refusals;   /* stashes in a row that the store did not take */
     uint64_t nvme_blocks, nvme_blocks_peak;   /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;

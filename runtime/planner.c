@@ -13,6 +13,7 @@
 #define LINK_DEPTH_PREFETCH   16
 #define LINK_DEPTH_WRITE_BACK 4
 #define EXPECTED_LOOK_AHEAD   64
+#define REFUSALS_MAX          8  /* stashes in a row that the store refuses: it has no room to give */
 #define START_MARGIN_NS       (2u * 1000u * 1000u)
 
 /* ---- Room in host memory --------------------------------------------------------------------------------------------- */
@@ -169,11 +170,17 @@ bool kvt_planner_make_room(struct kvt_core *core)
     return is_moved;
 }
 
+/* Nothing is under way that could make room by itself. A store that has refused many times in a row is no hope. */
+static bool is_at_rest(const struct kvt_core *core)
+{
+    if (core->transfers.in_flight > 0) return false;
+    if (core->has_host && core->host.chunks_seen < core->host.chunk_count) return false;
+    return core->nvme_retry_ns == 0 || core->nvme_refusals >= REFUSALS_MAX;
+}
+
 bool kvt_planner_can_make_room(const struct kvt_core *core)
 {
-    if (core->transfers.in_flight > 0) return true;
-    if (core->has_host && core->host.chunks_seen < core->host.chunk_count) return true;
-    if (core->now_ns < core->nvme_retry_ns) return true;
+    if (!is_at_rest(core)) return true;
     for (uint32_t p = 0; p < core->config.pool_count; p++) {
         const struct kvt_pool *pool = &core->pools[p];
         /* All are claimed, or parked: nothing moves by itself any more. */
@@ -202,13 +209,6 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
 }
 
 enum advance { ADVANCE_DONE, ADVANCE_BLOCKED, ADVANCE_BATCH };
-
-/* Nothing is under way that could make room by itself. */
-static bool is_at_rest(const struct kvt_core *core)
-{
-    return core->transfers.in_flight == 0 && core->nvme_retry_ns == 0
-        && (!core->has_host || core->host.chunks_seen == core->host.chunk_count);
-}
 
 /*
  * An active sequence waits for room, every tier is full of what idle ones hold, and nothing moves any more: neither would ever go

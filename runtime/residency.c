@@ -338,6 +338,7 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
     if (kvt_block_has(block, KVT_BLOCK_NVME_HELD)) {
         const struct kvt_name name = kvt_block_name(core, index);
         core->nvme->ops->release(core->nvme, &name);
+        core->nvme_refusals = 0; /* it may take another one now */
         kvt_block_set(block, KVT_BLOCK_NVME_HELD, false);
     }
     if (kvt_block_has(block, KVT_BLOCK_UNKEPT) && kvt_block_has(block, KVT_BLOCK_INDEXED)) kvt_block_unindex(core, index);

@@ -129,6 +129,19 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
 
 /* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
 
+/*
+ * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for long:
+ * each is asked for a few entries before its turn.
+ */
+static void prefetch_below(const struct kvt_core *core, const struct kvt_sequence_table *table, uint32_t i)
+{
+    enum { BLOCKS_AHEAD = 16, SLOTS_AHEAD = 8 };
+    if (i >= BLOCKS_AHEAD && table->blocks[i - BLOCKS_AHEAD] != KVT_NO_BLOCK)
+        __builtin_prefetch(kvt_core_block(core, table->blocks[i - BLOCKS_AHEAD]), 1);
+    if (i >= SLOTS_AHEAD && table->blocks[i - SLOTS_AHEAD] != KVT_NO_BLOCK)
+        kvt_device_prefetch(core, table->blocks[i - SLOTS_AHEAD]);
+}
+
 void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed)
 {
     if (is_claimed) kvt_block_unclaim(core, index, sequence->last_mark);
@@ -153,6 +166,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
         for (uint32_t i = table->count; i-- > 0;) {
+            prefetch_below(core, table, i);
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
                 kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
         }
@@ -269,6 +283,7 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
     struct kvt_sequence_table *table = &sequence->groups[group];
     while (table->count > count) {
         const uint32_t i = --table->count;
+        prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
@@ -517,7 +532,7 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     from->device_slot = KVT_NO_SLOT;
     kvt_copy_step(from, KVT_TIER_DEVICE, KVT_COPY_EVICT);
     to->device_slot = slot;
-    pool->owner[slot] = other;
+    pool->slots[slot].owner = other;
     kvt_copy_step(to, KVT_TIER_DEVICE, KVT_COPY_RESERVE);
     kvt_device_filled(core, other);
 }
@@ -554,13 +569,32 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     /* Otherwise the other one is on its way: this sequence keeps its own, unshared. */
 }
 
-static void seal(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_key key)
+/*
+ * Full blocks that have their keys and wait to be sealed. Each seal reads a random line of the index; sealed as a batch, the
+ * lines come while the keys of the others are computed. They are sealed before anybody else can see the sequence.
+ */
+enum { SEAL_BATCH = 16 };
+struct full_blocks { struct kvt_key keys[SEAL_BATCH]; uint32_t first, count; };
+
+static void seal_all(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
-    for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) seal_entry(core, sequence, g, i, key);
+    for (uint32_t k = 0; k < full->count; k++) {
+        for (uint32_t g = 0; g < core->group_count; g++) {
+            if (!is_state(core, g)) seal_entry(core, sequence, g, full->first + k, full->keys[k]);
+        }
     }
+    full->first += full->count;
+    full->count = 0;
+}
+
+static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
+{
+    if (full->count == SEAL_BATCH) seal_all(core, sequence, full);
+    full->keys[full->count++] = key;
     sequence->chain = key;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
+    }
 }
 
 /* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
@@ -608,9 +642,9 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    while (n > 0) {
-        const uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
-        const uint32_t i = (uint32_t)(sequence->tokens / block_tokens);
+    struct full_blocks full = { .first = (uint32_t)(sequence->tokens / block_tokens) };
+    uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
+    for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
         if (!given_keys) memcpy(sequence->tail_tokens + position, tokens, count * sizeof *tokens);
         sequence->tokens += count;
@@ -623,11 +657,12 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (position + count == block_tokens) {
             const struct kvt_key key = given_keys ? *given_keys++
                 : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
-            seal(core, sequence, key);
+            add_full(core, sequence, &full, key);
         }
         if (tokens) tokens += count;
         n -= count;
     }
+    seal_all(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);

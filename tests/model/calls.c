@@ -272,6 +272,8 @@ static void compute_in_step(struct world *world, uint32_t i, uint32_t stream)
     compute(world, i, first, stream, is_snapshot);
     /* After a snapshot the live state stays as it is until the step ends. */
     if (n > first && !(is_at_boundary && first > 0)) compute(world, i, n - first, stream, is_snapshot);
+    /* The tables may name other slots now, of equal blocks. */
+    if (world_chance(world, 30)) world_launch_read(world, twin, stream);
 }
 
 /* A sequence that lost tokens is cut to what is left. */

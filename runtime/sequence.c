@@ -602,7 +602,11 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     if (table->count > i) return; /* taken already */
     if (table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
-    const uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
+        kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */
+        known = KVT_NO_BLOCK;
+    }
     if (known != KVT_NO_BLOCK) {
         kvt_block_ref(core, known);
         table->blocks[table->count++] = known;

@@ -1,9 +1,9 @@
 /*
  * rank_planes: the reversible transform that packs floating-point KV.
  *
- * Only the exponents of KV are redundant; sign and mantissa are noise. The transform takes the two apart. Exponents get
- * ranks: the nine commonest of a chunk (all inside one window of sixteen) the ranks 0 to 8, in order of frequency, any
- * other is an escape. A rank costs 2 bits, or 4, or 6:
+ * Only the exponents of KV are redundant; sign and mantissa are noise. The transform takes the two apart. Exponents
+ * get ranks: the nine commonest of a chunk (all inside one window of sixteen) the ranks 0 to 8, in order of
+ * frequency, any other is an escape. A rank costs 2 bits, or 4, or 6:
  *
  *     rank      0  1  2 | 3  4  5 | 6  7  8 | escape
  *     first     0  1  2 | 3  3  3 | 3  3  3 | 3        2 bits of every element
@@ -14,10 +14,11 @@
  * Bits are kept as planes in groups of 64 elements, bit i for element i, so that SIMD makes and reads them as masks.
  * docs/codec.md has the layout byte by byte.
  *
- * A chunk has one or two planes (K and V), each of its own address, each cut into groups of its own; the last group of a
- * plane may be short. Element i of a plane belongs to channel i % channels.
+ * A chunk has one or two planes (K and V), each of its own address, each cut into groups of its own; the last group
+ * of a plane may be short. Element i of a plane belongs to channel i % channels.
  *
- * Implementations: rank_planes_ref.c is the specification. The others write identical bytes and give identical verdicts.
+ * Implementations: rank_planes_ref.c is the specification. The others write identical bytes and give identical
+ * verdicts.
  * Thread:  any, no state.
  * Memory:  the caller's.
  */
@@ -46,8 +47,8 @@ struct kvt_rank_shape {
 };
 
 /*
- * What is subtracted (mod 256) from the exponents of each channel. bases[p] has channels + KVT_RANK_GROUP bytes, and goes on
- * periodically behind the last channel: bases[p][i] = bases[p][i % channels]. NULL: nothing is subtracted.
+ * What is subtracted (mod 256) from the exponents of each channel. bases[p] has channels + KVT_RANK_GROUP bytes, and
+ * goes on periodically behind the last channel: bases[p][i] = bases[p][i % channels]. NULL: nothing is subtracted.
  */
 struct kvt_rank_bases { const uint8_t *plane[2]; };
 
@@ -65,7 +66,7 @@ struct kvt_rank_pack {
     struct kvt_rank_table table;
     uint8_t *rest;          /* exactly kvt_rank_rest_bytes() are written */
     uint8_t *first;         /* exactly kvt_rank_first_bytes() are written */
-    uint8_t *second[2];     /* room for kvt_rank_stream_room() each; bits behind the last one are zero up to its byte's end */
+    uint8_t *second[2];     /* room for kvt_rank_stream_room() each; bits behind the last are 0 up to a byte's end */
     uint8_t *third[2];      /* the same */
     uint8_t *escapes;       /* room for all elements and KVT_RANK_SLACK */
     uint32_t second_count;  /* out: bits of each second stream */
@@ -73,7 +74,10 @@ struct kvt_rank_pack {
     uint32_t escape_count;  /* out */
 };
 
-/* The caller has checked that rest and first are there in full, and escape_count <= third_count <= second_count <= elements. */
+/*
+ * The caller has checked that rest and first are there in full, and escape_count <= third_count <= second_count <=
+ * elements.
+ */
 struct kvt_rank_unpack {
     struct kvt_rank_shape shape;
     uint8_t *target[2];
@@ -93,9 +97,12 @@ struct kvt_rank_ops {
     const char *name;
     bool (*is_supported)(void); /* by this machine */
 
-    /* Counts the exponents (after subtraction) of a sample of groups: at most 40, spread over the chunk and over the channels. */
-    void (*sample)(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
-                   uint32_t ret_histogram[256]);
+    /*
+     * Counts the exponents (after subtraction) of a sample of groups: at most 40, spread over the chunk and over the
+     * channels.
+     */
+    void (*sample)(const struct kvt_rank_shape *shape, const uint8_t *const source[2],
+                   const struct kvt_rank_bases *bases, uint32_t ret_histogram[256]);
     void (*pack)(struct kvt_rank_pack *args);
     /* False: the streams do not fit together. Never reads or writes out of bounds; the target is undefined then. */
     bool (*unpack)(const struct kvt_rank_unpack *args);
@@ -109,8 +116,8 @@ const struct kvt_rank_ops *kvt_rank_ops_best(void);
 const struct kvt_rank_ops *kvt_rank_ops_at(uint32_t i);
 
 /*
- * The nine ranks for a histogram: the window of sixteen that holds most, and in it the nine commonest, the smaller first
- * among equals. Returns the bits that the counted elements would take, escapes included.
+ * The nine ranks for a histogram: the window of sixteen that holds most, and in it the nine commonest, the smaller
+ * first among equals. Returns the bits that the counted elements would take, escapes included.
  */
 uint64_t kvt_rank_choose(const uint32_t histogram[256], struct kvt_rank_table *ret_table);
 
@@ -143,8 +150,9 @@ static inline size_t kvt_rank_stream_room(const struct kvt_rank_shape *shape)
 }
 
 /*
- * The groups that sample looks at: one of each stretch of groups, at a place in it that moves from stretch to stretch, so that no
- * channel count makes it see the same channels again and again. Next one after the `index`-th; ends at or past the group count.
+ * The groups that sample looks at: one of each stretch of groups, at a place in it that moves from stretch to
+ * stretch, so that no channel count makes it see the same channels again and again. Next one after the `index`-th;
+ * ends at or past the group count.
  */
 struct kvt_rank_sampling { uint32_t group_count, stretch, index; };
 

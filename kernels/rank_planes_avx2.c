@@ -1,7 +1,7 @@
 /*
  * rank_planes with AVX2 and BMI2: 64 elements at a time in two halves of 32, bit planes by movemask.
- * The build compiles this file alone with these instructions; nothing in it runs before kvt_rank_is_avx2_here() said yes.
- * Bytes and verdicts are those of rank_planes_ref.c.
+ * The build compiles this file alone with these instructions; nothing in it runs before kvt_rank_is_avx2_here() said
+ * yes. Bytes and verdicts are those of rank_planes_ref.c.
  */
 #include "kernels/rank_planes_simd.h"
 
@@ -38,7 +38,7 @@ INLINE __m256i spread(uint32_t bits)
     return _mm256_cmpeq_epi8(and(_mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), byte), bit), bit);
 }
 
-/* ---- Elements and their parts, 64 at a time ------------------------------------------------------------------------ */
+/* ---- Elements and their parts, 64 at a time -------------------------------------------------------------------- */
 
 /* Where the parts of a plane's rest lie: words is fp16's only. */
 struct rest { uint8_t *bytes, *words; };
@@ -139,7 +139,7 @@ INLINE void join_half(enum kvt_dtype dtype, __m256i exponent, struct rest rest, 
 INLINE uint32_t element_bytes(enum kvt_dtype dtype) { return dtype == KVT_DTYPE_FP8 ? 1 : 2; }
 INLINE uint32_t group_rest_bytes(enum kvt_dtype dtype) { return dtype == KVT_DTYPE_FP8 ? 32 : 64; }
 
-/* ---- Pack ----------------------------------------------------------------------------------------------------------- */
+/* ---- Pack ------------------------------------------------------------------------------------------------------ */
 
 struct pack_state {
     __m256i code, low;
@@ -148,8 +148,8 @@ struct pack_state {
 };
 
 /* One group; bits of valid say which elements there are. */
-INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source, struct rest rest,
-                       const uint8_t *bases, uint64_t valid)
+INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source,
+                       struct rest rest, const uint8_t *bases, uint64_t valid)
 {
     store_rest(dtype, source, rest);
     struct pair e = exponents(dtype, source), code;
@@ -180,8 +180,8 @@ INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s
 }
 
 /* The short group at the end of a plane goes through copies of full length. */
-static inline void pack_short_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source, uint32_t count,
-                                    struct rest rest, const uint8_t *bases)
+static inline void pack_short_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source,
+                                    uint32_t count, struct rest rest, const uint8_t *bases)
 {
     uint8_t padded[2 * KVT_RANK_GROUP] = { 0 }, padded_rest[KVT_RANK_GROUP], words[24];
     memcpy(padded, source, (size_t)count * element_bytes(dtype));
@@ -239,7 +239,7 @@ static void pack(struct kvt_rank_pack *args)
     }
 }
 
-/* ---- Unpack --------------------------------------------------------------------------------------------------------- */
+/* ---- Unpack ---------------------------------------------------------------------------------------------------- */
 
 struct unpack_state {
     __m256i symbol;
@@ -295,13 +295,14 @@ INLINE bool unpack_exponents(bool is_based, struct unpack_state *s, const uint8_
         e.half[1] = load(exponent + 32);
     }
     s->escape_at = escape_end;
-    for (int h = 0; h < 2; h++) ret_exponents->half[h] = is_based ? _mm256_add_epi8(e.half[h], load(bases + 32 * h)) : e.half[h];
+    for (int h = 0; h < 2; h++)
+        ret_exponents->half[h] = is_based ? _mm256_add_epi8(e.half[h], load(bases + 32 * h)) : e.half[h];
     return true;
 }
 
 /* The short group at the end of a plane: made in full length, copied as far as it goes. */
-static inline bool unpack_short_group(enum kvt_dtype dtype, bool is_based, struct unpack_state *s, uint32_t count, struct rest rest,
-                                      const uint8_t *bases, uint8_t *target)
+static inline bool unpack_short_group(enum kvt_dtype dtype, bool is_based, struct unpack_state *s, uint32_t count,
+                                      struct rest rest, const uint8_t *bases, uint8_t *target)
 {
     if ((kvt_load_u64(s->first) | kvt_load_u64(s->first + 8)) >> count) return false;
     struct pair e;
@@ -320,9 +321,13 @@ INLINE bool unpack_planes(enum kvt_dtype dtype, bool is_based, const struct kvt_
     kvt_rank_symbols_by_index(args->symbol, symbol);
     struct unpack_state s = {
         .symbol = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)symbol)),
-        .first = args->first, .second = { args->second[0], args->second[1] }, .third = { args->third[0], args->third[1] },
+        .first = args->first,
+        .second = { args->second[0], args->second[1] },
+        .third = { args->third[0], args->third[1] },
         .escapes = args->escapes,
-        .second_count = args->second_count, .third_count = args->third_count, .escape_count = args->escape_count,
+        .second_count = args->second_count,
+        .third_count = args->third_count,
+        .escape_count = args->escape_count,
     };
     const uint32_t full = shape->elements / KVT_RANK_GROUP, left = shape->elements % KVT_RANK_GROUP;
     for (uint32_t plane = 0; plane < shape->plane_count; plane++) {
@@ -339,7 +344,8 @@ INLINE bool unpack_planes(enum kvt_dtype dtype, bool is_based, const struct kvt_
             if (dtype == KVT_DTYPE_FP16) rest.words += 24;
             if (is_based) kvt_rank_walk_next(&walk);
         }
-        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, walk.bases + walk.channel, target)) return false;
+        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, walk.bases + walk.channel, target))
+            return false;
     }
     return s.second_at == s.second_count && s.third_at == s.third_count && s.escape_at == s.escape_count;
 }
@@ -354,7 +360,7 @@ static bool unpack(const struct kvt_rank_unpack *args)
     return is_based ? unpack_planes(KVT_DTYPE_FP8, true, args) : unpack_planes(KVT_DTYPE_FP8, false, args);
 }
 
-/* ---- Sample --------------------------------------------------------------------------------------------------------- */
+/* ---- Sample ---------------------------------------------------------------------------------------------------- */
 
 static struct pair exponents_of(enum kvt_dtype dtype, const uint8_t *source)
 {
@@ -364,8 +370,8 @@ static struct pair exponents_of(enum kvt_dtype dtype, const uint8_t *source)
 
 enum { SAMPLES_AHEAD = 12 };
 
-static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
-                   uint32_t ret_histogram[256])
+static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2],
+                   const struct kvt_rank_bases *bases, uint32_t ret_histogram[256])
 {
     uint32_t counts[4][256] = { { 0 } }; /* four, so that equal exponents in a row do not wait for each other */
     const uint32_t plane_groups = kvt_rank_plane_groups(shape);

@@ -1,7 +1,7 @@
 /*
  * rank_planes with AVX-512 (F, BW, VL, VBMI, VBMI2) and BMI2: 64 elements at a time, bit planes as mask registers.
- * The build compiles this file alone with these instructions; nothing in it runs before kvt_rank_is_avx512_here() said yes.
- * Bytes and verdicts are those of rank_planes_ref.c.
+ * The build compiles this file alone with these instructions; nothing in it runs before kvt_rank_is_avx512_here()
+ * said yes. Bytes and verdicts are those of rank_planes_ref.c.
  */
 #include "kernels/rank_planes_simd.h"
 
@@ -20,14 +20,14 @@ INLINE __m512i choose(__m512i mask, __m512i a, __m512i b) { return _mm512_ternar
 /* The even bytes of the 128 bytes a, b. */
 INLINE __m512i even_bytes(__m512i a, __m512i b)
 {
-    static const uint8_t even[64] = {
-        0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62,
-        64, 66, 68, 70, 72, 74, 76, 78, 80, 82, 84, 86, 88, 90, 92, 94, 96, 98, 100, 102, 104, 106, 108, 110, 112, 114, 116, 118,
-        120, 122, 124, 126 };
+    static const uint8_t even[64] = { 0,  2,  4,   6,   8,   10,  12,  14,  16,  18,  20,  22,  24,  26,  28,  30,
+                                      32, 34, 36,  38,  40,  42,  44,  46,  48,  50,  52,  54,  56,  58,  60,  62,
+                                      64, 66, 68,  70,  72,  74,  76,  78,  80,  82,  84,  86,  88,  90,  92,  94,
+                                      96, 98, 100, 102, 104, 106, 108, 110, 112, 114, 116, 118, 120, 122, 124, 126 };
     return _mm512_permutex2var_epi8(a, load(even), b);
 }
 
-/* ---- Elements and their parts, 64 at a time ------------------------------------------------------------------------ */
+/* ---- Elements and their parts, 64 at a time -------------------------------------------------------------------- */
 
 /* Where the parts of a plane's rest lie: words is fp16's only. */
 struct rest { uint8_t *bytes, *words; };
@@ -56,7 +56,8 @@ INLINE void store_rest(enum kvt_dtype dtype, const uint8_t *source, struct rest 
     const __m512i b = load(source + 64);
     if (dtype == KVT_DTYPE_BF16) {
         const __m512i mantissa = _mm512_set1_epi16(0x7f);
-        store(rest.bytes, even_bytes(choose(mantissa, a, _mm512_srli_epi16(a, 8)), choose(mantissa, b, _mm512_srli_epi16(b, 8))));
+        store(rest.bytes,
+              even_bytes(choose(mantissa, a, _mm512_srli_epi16(a, 8)), choose(mantissa, b, _mm512_srli_epi16(b, 8))));
         return;
     }
     store(rest.bytes, even_bytes(a, b));
@@ -91,7 +92,8 @@ INLINE void join(enum kvt_dtype dtype, __m512i exponent, struct rest rest, uint8
         for (int half = 0; half < 2; half++) {
             const __m512i r = load_widen(rest.bytes + 32 * half);
             const __m512i e = _mm512_slli_epi16(widen(exponent, half), 7);
-            const __m512i high = _mm512_ternarylogic_epi32(e, _mm512_slli_epi16(r, 8), sign, 0xf8); /* e | (r << 8 & sign) */
+            const __m512i high =
+                _mm512_ternarylogic_epi32(e, _mm512_slli_epi16(r, 8), sign, 0xf8); /* e | (r << 8 & sign) */
             store(target + 64 * half, choose(mantissa, r, high));
         }
         return;
@@ -101,13 +103,14 @@ INLINE void join(enum kvt_dtype dtype, __m512i exponent, struct rest rest, uint8
     high = _mm512_mask_add_epi8(high, kvt_load_u64(rest.words + 8), high, _mm512_set1_epi8(2));
     high = _mm512_mask_add_epi8(high, kvt_load_u64(rest.words + 16), high, _mm512_set1_epi8(1));
     for (int half = 0; half < 2; half++)
-        store(target + 64 * half, _mm512_or_si512(_mm512_slli_epi16(widen(high, half), 8), load_widen(rest.bytes + 32 * half)));
+        store(target + 64 * half,
+              _mm512_or_si512(_mm512_slli_epi16(widen(high, half), 8), load_widen(rest.bytes + 32 * half)));
 }
 
 INLINE uint32_t element_bytes(enum kvt_dtype dtype) { return dtype == KVT_DTYPE_FP8 ? 1 : 2; }
 INLINE uint32_t group_rest_bytes(enum kvt_dtype dtype) { return dtype == KVT_DTYPE_FP8 ? 32 : 64; }
 
-/* ---- Pack ----------------------------------------------------------------------------------------------------------- */
+/* ---- Pack ------------------------------------------------------------------------------------------------------ */
 
 struct pack_state {
     __m512i code, low;
@@ -116,8 +119,8 @@ struct pack_state {
 };
 
 /* One group; bits of valid say which elements there are. */
-INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source, struct rest rest,
-                       const uint8_t *bases, uint64_t valid)
+INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source,
+                       struct rest rest, const uint8_t *bases, uint64_t valid)
 {
     store_rest(dtype, source, rest);
     __m512i e = exponents(dtype, source);
@@ -146,8 +149,8 @@ INLINE void pack_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s
 }
 
 /* The short group at the end of a plane goes through copies of full length. */
-static inline void pack_short_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source, uint32_t count,
-                                    struct rest rest, const uint8_t *bases)
+static inline void pack_short_group(enum kvt_dtype dtype, bool is_based, struct pack_state *s, const uint8_t *source,
+                                    uint32_t count, struct rest rest, const uint8_t *bases)
 {
     uint8_t padded[2 * KVT_RANK_GROUP] = { 0 }, padded_rest[KVT_RANK_GROUP], words[24];
     memcpy(padded, source, (size_t)count * element_bytes(dtype));
@@ -205,7 +208,7 @@ static void pack(struct kvt_rank_pack *args)
     }
 }
 
-/* ---- Unpack --------------------------------------------------------------------------------------------------------- */
+/* ---- Unpack ---------------------------------------------------------------------------------------------------- */
 
 struct unpack_state {
     __m512i symbol;
@@ -237,7 +240,10 @@ INLINE bool unpack_exponents(bool is_based, struct unpack_state *s, const uint8_
     const uint32_t escape_end = s->escape_at + (uint32_t)_mm_popcnt_u64(is_escape);
     if (__builtin_expect(escape_end > s->escape_count, 0)) return false;
 
-    /* The index into the symbols (kvt_rank_symbols_by_index): the pair of the level that decides, and which level it is. */
+    /*
+     * The index into the symbols (kvt_rank_symbols_by_index): the pair of the level that decides, and which level it
+     * is.
+     */
     const uint64_t low = (p0 & ~in_second) | (q0 & ~in_third) | r0;
     const uint64_t high = (p1 & ~in_second) | (q1 & ~in_third) | r1;
     __m512i index = _mm512_maskz_mov_epi8(low, _mm512_set1_epi8(1));
@@ -252,8 +258,8 @@ INLINE bool unpack_exponents(bool is_based, struct unpack_state *s, const uint8_
 }
 
 /* The short group at the end of a plane: made in full length, copied as far as it goes. */
-static inline bool unpack_short_group(enum kvt_dtype dtype, bool is_based, struct unpack_state *s, uint32_t count, struct rest rest,
-                                      const uint8_t *bases, uint8_t *target)
+static inline bool unpack_short_group(enum kvt_dtype dtype, bool is_based, struct unpack_state *s, uint32_t count,
+                                      struct rest rest, const uint8_t *bases, uint8_t *target)
 {
     if ((kvt_load_u64(s->first) | kvt_load_u64(s->first + 8)) >> count) return false;
     __m512i e;
@@ -272,9 +278,13 @@ INLINE bool unpack_planes(enum kvt_dtype dtype, bool is_based, const struct kvt_
     kvt_rank_symbols_by_index(args->symbol, symbol);
     struct unpack_state s = {
         .symbol = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)symbol)),
-        .first = args->first, .second = { args->second[0], args->second[1] }, .third = { args->third[0], args->third[1] },
+        .first = args->first,
+        .second = { args->second[0], args->second[1] },
+        .third = { args->third[0], args->third[1] },
         .escapes = args->escapes,
-        .second_count = args->second_count, .third_count = args->third_count, .escape_count = args->escape_count,
+        .second_count = args->second_count,
+        .third_count = args->third_count,
+        .escape_count = args->escape_count,
     };
     const uint32_t full = shape->elements / KVT_RANK_GROUP, left = shape->elements % KVT_RANK_GROUP;
     for (uint32_t plane = 0; plane < shape->plane_count; plane++) {
@@ -291,7 +301,8 @@ INLINE bool unpack_planes(enum kvt_dtype dtype, bool is_based, const struct kvt_
             if (dtype == KVT_DTYPE_FP16) rest.words += 24;
             if (is_based) kvt_rank_walk_next(&walk);
         }
-        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, walk.bases + walk.channel, target)) return false;
+        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, walk.bases + walk.channel, target))
+            return false;
     }
     return s.second_at == s.second_count && s.third_at == s.third_count && s.escape_at == s.escape_count;
 }
@@ -306,7 +317,7 @@ static bool unpack(const struct kvt_rank_unpack *args)
     return is_based ? unpack_planes(KVT_DTYPE_FP8, true, args) : unpack_planes(KVT_DTYPE_FP8, false, args);
 }
 
-/* ---- Sample --------------------------------------------------------------------------------------------------------- */
+/* ---- Sample ---------------------------------------------------------------------------------------------------- */
 
 static __m512i exponents_of(enum kvt_dtype dtype, const uint8_t *source)
 {
@@ -316,8 +327,8 @@ static __m512i exponents_of(enum kvt_dtype dtype, const uint8_t *source)
 
 enum { SAMPLES_AHEAD = 12 };
 
-static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
-                   uint32_t ret_histogram[256])
+static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2],
+                   const struct kvt_rank_bases *bases, uint32_t ret_histogram[256])
 {
     uint32_t counts[4][256] = { { 0 } }; /* four, so that equal exponents in a row do not wait for each other */
     const uint32_t plane_groups = kvt_rank_plane_groups(shape);

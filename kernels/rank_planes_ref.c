@@ -1,10 +1,11 @@
 /*
- * The reference of rank_planes: plain C, one element after the other, the specification of every other implementation.
+ * The reference of rank_planes: plain C, one element after the other, the specification of every other
+ * implementation.
  *
  * An element is split into its exponent (bf16 8 bits, fp16 5, fp8 4) and the rest (sign and mantissa):
  *
  *     bf16  rest byte = sign << 7 | mantissa
- *     fp16  rest byte = the low 8 mantissa bits; three words a group, all behind the plane's bytes: signs, bits 9, bits 8
+ *     fp16  rest byte = the low 8 mantissa bits; behind a plane's bytes three words a group: signs, bits 9, bits 8
  *     fp8   rest nibble = sign << 3 | mantissa; the even element in the low half of the byte
  */
 #include "kernels/rank_planes.h"
@@ -20,7 +21,7 @@ struct group {
     uint64_t sign, bit9, bit8; /* fp16 only: bit i for element i */
 };
 
-/* ---- Elements and their parts -------------------------------------------------------------------------------------- */
+/* ---- Elements and their parts ---------------------------------------------------------------------------------- */
 
 static uint32_t group_count(const struct kvt_rank_shape *shape, uint32_t group)
 {
@@ -63,7 +64,8 @@ static size_t group_offset(const struct kvt_rank_shape *shape, uint32_t group)
 }
 
 /* Takes the elements of a plane's group apart, and subtracts the bases of their channels from the exponents. */
-static void split(const struct kvt_rank_shape *shape, const uint8_t *source, const uint8_t *bases, uint32_t group, struct group *g)
+static void split(const struct kvt_rank_shape *shape, const uint8_t *source, const uint8_t *bases, uint32_t group,
+                  struct group *g)
 {
     g->count = group_count(shape, group);
     source += group_offset(shape, group);
@@ -100,7 +102,8 @@ static void join_fp8(const struct group *g, uint8_t *target)
 }
 
 /* Adds the bases and puts the elements together. Bits of an exponent that the type does not have are dropped. */
-static void join(const struct kvt_rank_shape *shape, struct group *g, const uint8_t *bases, uint32_t group, uint8_t *target)
+static void join(const struct kvt_rank_shape *shape, struct group *g, const uint8_t *bases, uint32_t group,
+                 uint8_t *target)
 {
     if (bases) {
         bases += group * KVT_RANK_GROUP % shape->channels;
@@ -147,9 +150,12 @@ static void load_rest(const struct kvt_rank_shape *shape, const uint8_t *plane_r
     }
 }
 
-/* ---- Bit streams ---------------------------------------------------------------------------------------------------- */
+/* ---- Bit streams ----------------------------------------------------------------------------------------------- */
 
-/* Appends `count` bits, at most 64, to each of two streams. Bits behind them up to a byte's end, and some bytes more, become 0. */
+/*
+ * Appends `count` bits, at most 64, to each of two streams. Bits behind them up to a byte's end, and some bytes more,
+ * become 0.
+ */
 static void put_bits(uint8_t *const stream[2], uint32_t position, const uint64_t bits[2], uint32_t count)
 {
     const uint32_t shift = position % 8;
@@ -169,12 +175,12 @@ static uint64_t get_bits(const uint8_t *stream, uint32_t position)
     return shift ? kvt_load_u64(p) >> shift | (uint64_t)p[8] << (64 - shift) : kvt_load_u64(p);
 }
 
-/* ---- The operations ------------------------------------------------------------------------------------------------- */
+/* ---- The operations -------------------------------------------------------------------------------------------- */
 
 static bool is_supported(void) { return true; }
 
-static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2], const struct kvt_rank_bases *bases,
-                   uint32_t ret_histogram[256])
+static void sample(const struct kvt_rank_shape *shape, const uint8_t *const source[2],
+                   const struct kvt_rank_bases *bases, uint32_t ret_histogram[256])
 {
     memset(ret_histogram, 0, 256 * sizeof ret_histogram[0]);
     const uint32_t plane_groups = kvt_rank_plane_groups(shape);
@@ -191,7 +197,10 @@ static void sample(const struct kvt_rank_shape *shape, const uint8_t *const sour
 /* The bits of one level, collected over a group. */
 struct level { uint64_t bits[2]; uint32_t count; };
 
-/* Adds a pair when is_there is 1, nothing when it is 0: without a branch, as which of both comes is as good as random. */
+/*
+ * Adds a pair when is_there is 1, nothing when it is 0: without a branch, as which of both comes is as good as
+ * random.
+ */
 static inline void level_add(struct level *level, uint32_t pair, uint32_t is_there)
 {
     level->bits[0] |= (uint64_t)(pair & is_there) << level->count;
@@ -253,7 +262,10 @@ static inline uint32_t level_take(struct level *level, uint32_t is_there)
     return pair;
 }
 
-/* Positions lie within the streams before, so that 64 bits can be read there; whether so many count is checked for each. */
+/*
+ * Positions lie within the streams before, so that 64 bits can be read there; whether so many count is checked for
+ * each.
+ */
 static bool unpack_group(const struct kvt_rank_unpack *args, uint32_t plane, uint32_t group, struct position *at)
 {
     const uint8_t *words = args->first + (size_t)16 * (plane * kvt_rank_plane_groups(&args->shape) + group);

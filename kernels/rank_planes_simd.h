@@ -15,8 +15,8 @@ bool kvt_rank_is_avx512_here(void);
 #endif
 
 /*
- * The groups of a sample, all at once: they lie too far apart for the hardware to fetch them ahead, so the code must, and
- * the wait for memory would otherwise be longer than the counting.
+ * The groups of a sample, all at once: they lie too far apart for the hardware to fetch them ahead, so the code must,
+ * and the wait for memory would otherwise be longer than the counting.
  */
 struct kvt_rank_samples { uint32_t count, group[KVT_RANK_SAMPLES_MAX]; };
 
@@ -24,17 +24,20 @@ static inline struct kvt_rank_samples kvt_rank_samples_of(const struct kvt_rank_
 {
     struct kvt_rank_samples samples = { .count = 0 };
     struct kvt_rank_sampling sampling = kvt_rank_sampling_begin(shape);
-    while (samples.count < KVT_RANK_SAMPLES_MAX && kvt_rank_sampling_next(&sampling, &samples.group[samples.count])) samples.count++;
+    while (samples.count < KVT_RANK_SAMPLES_MAX && kvt_rank_sampling_next(&sampling, &samples.group[samples.count]))
+        samples.count++;
     return samples;
 }
 
 /* Fetches what the i-th sample reads, if there is one. */
-static inline void kvt_rank_samples_fetch(const struct kvt_rank_samples *samples, uint32_t i, const struct kvt_rank_shape *shape,
-                                          const uint8_t *const source[2])
+static inline void kvt_rank_samples_fetch(const struct kvt_rank_samples *samples, uint32_t i,
+                                          const struct kvt_rank_shape *shape, const uint8_t *const source[2])
 {
     if (i >= samples->count) return;
-    const uint32_t plane_groups = kvt_rank_plane_groups(shape), group_bytes = KVT_RANK_GROUP * kvt_dtype_bytes(shape->dtype);
-    const uint8_t *first = source[samples->group[i] / plane_groups] + (size_t)(samples->group[i] % plane_groups) * group_bytes;
+    const uint32_t plane_groups = kvt_rank_plane_groups(shape),
+                   group_bytes = KVT_RANK_GROUP * kvt_dtype_bytes(shape->dtype);
+    const uint8_t *first =
+        source[samples->group[i] / plane_groups] + (size_t)(samples->group[i] % plane_groups) * group_bytes;
     __builtin_prefetch(first);
     __builtin_prefetch(first + group_bytes - 1);
 }
@@ -66,8 +69,8 @@ static inline void kvt_rank_codes(const struct kvt_rank_table *table, uint8_t re
 }
 
 /*
- * The inverse, for a decoder that makes an index from its planes: bits 0-1 are the deciding pair, bit 2 says that first is 3,
- * bit 3 that second is 3 too. Index 15 is an escape, the entries that cannot occur are zero.
+ * The inverse, for a decoder that makes an index from its planes: bits 0-1 are the deciding pair, bit 2 says that
+ * first is 3, bit 3 that second is 3 too. Index 15 is an escape, the entries that cannot occur are zero.
  */
 static inline void kvt_rank_symbols_by_index(const uint8_t symbol[KVT_RANK_SYMBOLS], uint8_t ret_symbol[16])
 {
@@ -81,7 +84,8 @@ static inline void kvt_rank_symbols_by_index(const uint8_t symbol[KVT_RANK_SYMBO
 struct kvt_rank_writer { uint8_t *stream[2]; uint64_t held[2]; uint32_t held_bits; uint32_t count; };
 
 /* Appends `bits` bits of each value; their higher bits are zero. Writes whole words: 8 bytes at the place reached. */
-static inline __attribute__((always_inline)) void kvt_rank_write(struct kvt_rank_writer *w, uint64_t v0, uint64_t v1, uint32_t bits)
+static inline __attribute__((always_inline)) void kvt_rank_write(struct kvt_rank_writer *w, uint64_t v0, uint64_t v1,
+                                                                 uint32_t bits)
 {
     const uint32_t held = w->held_bits;
     const uint64_t h0 = w->held[0] | v0 << held;

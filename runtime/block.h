@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "kvtier/kvtier.h"
+#include "runtime/base/assert.h"
 #include "runtime/base/key.h"
 
 #define KVT_NO_BLOCK UINT32_MAX
@@ -53,7 +54,16 @@ enum kvt_block_flag {
     KVT_BLOCK_RAW_ONLY = 1 << 10,     /* did not fit its packed class: stash it raw */
     KVT_BLOCK_NVME_PRIVATE = 1 << 11, /* its record has the private name, not the public one */
     KVT_BLOCK_QUEUED = 1 << 12,       /* in a write-back queue */
-    KVT_BLOCK_UNKEPT = 1 << 13        /* its sequence ended without leaving it cached */
+    KVT_BLOCK_UNKEPT = 1 << 13,       /* its sequence ended without leaving it cached */
+    KVT_BLOCK_DEVICE_PARKED = 1 << 14, /* chosen, and it could not leave: not chosen again before something has changed */
+    KVT_BLOCK_HOST_PARKED = 1 << 15
+};
+
+/* The blocks that were parked; those that went on in the meantime no longer have the flag. */
+struct kvt_parked {
+    uint32_t *blocks;
+    uint32_t capacity, count;
+    uint64_t changes;         /* core.changes when the first of them was parked */
 };
 
 /* 64 bytes: one cache line a block. */
@@ -66,7 +76,7 @@ struct kvt_block {
     uint32_t host_length;     /* bytes of the host copy in its form */
     uint32_t nvme_length;
     uint32_t origin;          /* the block that this one starts as a copy of, held until it is filled; KVT_NO_BLOCK */
-    uint32_t link;            /* next in a step's limbo or in the free list */
+    uint32_t link;            /* next in a step's limbo */
     uint32_t generation;      /* how often this entry was used */
     uint16_t tokens;          /* valid tokens */
     uint16_t lower_tokens;    /* valid tokens of the host and nvme copies */
@@ -81,8 +91,8 @@ struct kvt_block_table {
     struct kvt_block *blocks;
     uint32_t capacity;
     uint32_t high_water;      /* entries ever used */
-    uint32_t free_head;       /* chained by link */
-    uint32_t count;           /* in use */
+    uint32_t count;           /* of them in use */
+    uint32_t *free_entries;   /* a stack of high_water - count entries; beside the blocks, so that the next ones are known early */
 };
 
 KVT_NODISCARD enum kvt_status kvt_block_table_init(struct kvt_block_table *table, uint32_t capacity);
@@ -115,16 +125,49 @@ static inline void kvt_block_set(struct kvt_block *block, enum kvt_block_flag fl
 
 static inline bool kvt_block_has_copies(const struct kvt_block *block) { return block->state_bits != 0; }
 
-/* True when the copy's state, slot and counters agree; the shared predicate of assertions and tests. */
-bool kvt_copy_is_valid(const struct kvt_block *block, uint32_t tier);
+/* The edge of an event. */
+static inline void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state *ret_from, enum kvt_copy_state *ret_to)
+{
+    switch (event) {
+#define KVT_COPY_EDGE_CASE(event, from, to) \
+    case KVT_COPY_##event: *ret_from = KVT_COPY_##from; *ret_to = KVT_COPY_##to; return;
+    KVT_COPY_EDGES(KVT_COPY_EDGE_CASE)
+#undef KVT_COPY_EDGE_CASE
+    case KVT_COPY_EVENTS: break;
+    }
+    KVT_ASSERT(false);
+}
 
-/* The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. */
-void kvt_copy_step(struct kvt_block *block, uint32_t tier, enum kvt_copy_event event);
+/* True when the copy's state, slot and counters agree; the shared predicate of assertions and tests. */
+static inline bool kvt_copy_is_valid(const struct kvt_block *block, uint32_t tier)
+{
+    const enum kvt_copy_state state = kvt_copy_state(block, tier);
+    if (state == KVT_COPY_STATES) return false;
+    if (state != KVT_COPY_RESIDENT && block->readers[tier] != 0) return false;
+    if (tier == KVT_TIER_DEVICE) return (state == KVT_COPY_EMPTY) == (block->device_slot == KVT_NO_SLOT);
+    if (tier == KVT_TIER_HOST) return (state == KVT_COPY_EMPTY) == (block->host_slot == KVT_NO_SLOT);
+    return true;
+}
+
+/*
+ * The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. Inline, because
+ * tier and event are constants where it is called: what remains of it there are a mask and the assertions.
+ */
+static inline void kvt_copy_step(struct kvt_block *block, uint32_t tier, enum kvt_copy_event event)
+{
+    enum kvt_copy_state from, to;
+    kvt_copy_edge(event, &from, &to);
+    KVT_ASSERT(tier < KVT_TIERS);
+    KVT_ASSERT(kvt_copy_state(block, tier) == from);
+    if (event == KVT_COPY_EVICT) {
+        KVT_ASSERT(block->readers[tier] == 0);
+        KVT_ASSERT(KVT_IMPLIES(tier == KVT_TIER_DEVICE, block->users == 0));
+    }
+    block->state_bits = (uint8_t)((block->state_bits & ~(3u << (2 * tier))) | ((unsigned)to << (2 * tier)));
+    KVT_ASSERT(kvt_copy_is_valid(block, tier));
+}
 
 const char *kvt_copy_state_name(enum kvt_copy_state state);
 const char *kvt_copy_event_name(enum kvt_copy_event event);
-
-/* The edge of an event; for the exhaustive test. */
-void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state *ret_from, enum kvt_copy_state *ret_to);
 
 #endif

@@ -64,10 +64,10 @@ static void count_tokens(const struct kvt_core *core, struct kvt_stats *ret_stat
 
 static uint64_t bookkeeping_bytes(const struct kvt_core *core)
 {
-    uint64_t bytes = (uint64_t)core->table.high_water * sizeof(struct kvt_block);
+    uint64_t bytes = (uint64_t)core->table.high_water * (sizeof(struct kvt_block) + sizeof(uint32_t));
     for (uint32_t p = 0; p < core->config.pool_count; p++) bytes += kvt_pool_bytes(&core->pools[p]);
     if (core->has_host) bytes += kvt_host_pool_bytes(&core->host);
-    return bytes + (uint64_t)core->prefix.count * sizeof(struct kvt_prefix_entry) * 4 / 3;
+    return bytes + (uint64_t)core->prefix.count * sizeof(struct kvt_prefix_bucket) / 7;
 }
 
 void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
@@ -79,6 +79,7 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     const struct kvt_counters *counters = &core->counters;
     device_stats(core, &ret_stats->tiers[KVT_TIER_DEVICE]);
     host_stats(runtime, &ret_stats->tiers[KVT_TIER_HOST]);
+    if (core->has_host) ret_stats->host_slot_bytes = core->host.chunk_bytes_used;
     store_stats(runtime, ret_stats);
     for (uint32_t t = 0; t < KVT_TIERS; t++) {
         ret_stats->tiers[t].hits = counters->hits[t];

@@ -1,6 +1,6 @@
 /*
- * A base is the mean exponent of its channel, zeros left out: one number for where the channel's values lie, which a few
- * outliers do not move. A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
+ * A base is the mean exponent of its channel, zeros left out: one number for where the channel's values lie, which a
+ * few outliers do not move. A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
  */
 #include "tiers/base_tables.h"
 
@@ -22,8 +22,11 @@ static size_t row_count(const struct kvt_base_tables *tables) { return (size_t)t
 void kvt_base_tables_init(struct kvt_base_tables *tables, enum kvt_dtype dtype, uint32_t layers, uint32_t plane_count,
                           uint32_t channels)
 {
-    *tables = (struct kvt_base_tables){
-        .dtype = dtype, .layers = layers, .plane_count = plane_count, .channels = channels, .is_busy = ATOMIC_FLAG_INIT };
+    *tables = (struct kvt_base_tables){ .dtype = dtype,
+                                        .layers = layers,
+                                        .plane_count = plane_count,
+                                        .channels = channels,
+                                        .is_busy = ATOMIC_FLAG_INIT };
 }
 
 static void stop_learning(struct kvt_base_tables *tables)
@@ -54,7 +57,10 @@ static void lock(struct kvt_base_tables *tables)
     while (atomic_flag_test_and_set_explicit(&tables->is_busy, memory_order_acquire)) continue;
 }
 
-static void unlock(struct kvt_base_tables *tables) { atomic_flag_clear_explicit(&tables->is_busy, memory_order_release); }
+static void unlock(struct kvt_base_tables *tables)
+{
+    atomic_flag_clear_explicit(&tables->is_busy, memory_order_release);
+}
 
 static enum kvt_status start_learning(struct kvt_base_tables *tables)
 {
@@ -107,7 +113,10 @@ static void publish(struct kvt_base_tables *tables, struct kvt_base_set *set)
 
 static void publish_learned(struct kvt_base_tables *tables)
 {
-    /* The flat form, which the id is a digest of, is built in the place of the sums: an entry is read before it is overwritten. */
+    /*
+     * The flat form, which the id is a digest of, is built in the place of the sums: an entry is read before it is
+     * overwritten.
+     */
     uint8_t *flat = (uint8_t *)tables->sums;
     for (size_t i = 0; i < entry_count(tables); i++) {
         const uint32_t sum = tables->sums[i], count = tables->counts[i];
@@ -154,7 +163,10 @@ void kvt_base_tables_observe(struct kvt_base_tables *tables, const struct kvt_ch
     if (!atomic_load_explicit(&tables->is_learning, memory_order_relaxed)) return;
     if (atomic_flag_test_and_set_explicit(&tables->is_busy, memory_order_acquire)) return;
     if (atomic_load(&tables->is_learning)) {
-        /* Sums stay below 2^32 whatever a block's size: 256 tokens and one block of at most 65,535 more, of 8 bits each. */
+        /*
+         * Sums stay below 2^32 whatever a block's size: 256 tokens and one block of at most 65,535 more, of 8 bits
+         * each.
+         */
         for (uint32_t layer = 0; layer < tables->layers; layer++)
             for (uint32_t plane = 0; plane < tables->plane_count; plane++)
                 observe_plane(tables, chunks[layer].plane[plane], tokens,
@@ -180,7 +192,8 @@ const struct kvt_base_set *kvt_base_tables_find(struct kvt_base_tables *tables, 
     return NULL;
 }
 
-struct kvt_rank_bases kvt_base_set_layer(const struct kvt_base_tables *tables, const struct kvt_base_set *set, uint32_t layer)
+struct kvt_rank_bases kvt_base_set_layer(const struct kvt_base_tables *tables, const struct kvt_base_set *set,
+                                         uint32_t layer)
 {
     const uint8_t *first = set->bases + (size_t)layer * tables->plane_count * row_bytes(tables);
     return (struct kvt_rank_bases){ .plane = { first, tables->plane_count == 2 ? first + row_bytes(tables) : NULL } };

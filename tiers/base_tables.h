@@ -1,9 +1,9 @@
 /*
  * base_tables: what the codec subtracts from the exponents of each channel of one layer group.
  *
- * Channels of a real model differ in scale by up to 2^12; a byte for each (layer, plane, channel) evens them out. A set of
- * tables is learned once from the first few hundred tokens, never changes, and is named by a digest of what it holds: a
- * packed block that outlives the process names the set it needs, and finds that one or none.
+ * Channels of a real model differ in scale by up to 2^12; a byte for each (layer, plane, channel) evens them out. A
+ * set of tables is learned once from the first few hundred tokens, never changes, and is named by a digest of what it
+ * holds: a packed block that outlives the process names the set it needs, and finds that one or none.
  *
  * Thread:  learn and import are serialised by the caller (the codec); observe, current and find come from any thread.
  * Memory:  taken in learn and import; given back in done.
@@ -49,7 +49,10 @@ void kvt_base_tables_init(struct kvt_base_tables *tables, enum kvt_dtype dtype, 
                           uint32_t channels);
 void kvt_base_tables_done(struct kvt_base_tables *tables);
 
-/* True: learns a set from the blocks observed from now on, unless there is one. False: gives up an unfinished one. NOMEM. */
+/*
+ * True: learns a set from the blocks observed from now on, unless there is one. False: gives up an unfinished one.
+ * NOMEM.
+ */
 KVT_NODISCARD enum kvt_status kvt_base_tables_learn(struct kvt_base_tables *tables, bool is_on);
 
 /* Learns from a block when learning is on and no other thread is at it; publishes the set when it has seen enough. */
@@ -60,13 +63,17 @@ const struct kvt_base_set *kvt_base_tables_current(struct kvt_base_tables *table
 const struct kvt_base_set *kvt_base_tables_find(struct kvt_base_tables *tables, uint32_t id);
 
 /* The bases of one layer in a set. */
-struct kvt_rank_bases kvt_base_set_layer(const struct kvt_base_tables *tables, const struct kvt_base_set *set, uint32_t layer);
+struct kvt_rank_bases kvt_base_set_layer(const struct kvt_base_tables *tables, const struct kvt_base_set *set,
+                                         uint32_t layer);
 
 /* Bytes of one set outside the process: one a (layer, plane, channel). */
 size_t kvt_base_tables_set_bytes(const struct kvt_base_tables *tables);
 void kvt_base_tables_write(const struct kvt_base_tables *tables, const struct kvt_base_set *set, uint8_t *target);
 
-/* Adds a set that was written before, and packs with it from now on. One that is there already is no error. FULL | NOMEM. */
+/*
+ * Adds a set that was written before, and packs with it from now on. One that is there already is no error. FULL |
+ * NOMEM.
+ */
 KVT_NODISCARD enum kvt_status kvt_base_tables_add(struct kvt_base_tables *tables, const uint8_t *bytes);
 
 /* The id that a set of these bytes has. */

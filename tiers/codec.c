@@ -6,15 +6,17 @@
  *     2                 u16  tokens (0 in a state group)
  *     4                 u32  id of the base tables that based chunks need, 0: none
  *     8                 u32  end of each chunk, [layers], from the start of the block
- *     8 + 4 * layers    the chunks in layer order, each at the next multiple of 8 behind the one before; zeros between
+ *     8 + 4 * layers    the chunks in layer order, each at the next multiple of 8 behind the one before, zeros between
  *
  * The block ends with its last chunk. A chunk, from its start:
  *
  *     raw       u8 kind 0 | 7 zeros | the planes' bytes
  *     constant  u8 kind 1 | 7 zeros | u32 element of each of two planes (0 where there is none)
- *     lz4       u8 kind 2 | u8 bit p: plane p is raw | 6 zeros | u32 stored bytes of each of two planes | plane 0 | plane 1
- *     ranked    u8 kind 3 and flags | u8 symbol[9] | u24 second bits | u24 third bits | rest | first | second 0 | second 1 |
- *               third 0 | third 1 | escapes | with a second stage: u32 stored bytes of first, u32 of escapes, u32 escapes
+ *     lz4       u8 kind 2 | u8 bit p: plane p is raw | 6 zeros | u32 stored bytes of each of two planes |
+ *               plane 0 | plane 1
+ *     ranked    u8 kind 3 and flags | u8 symbol[9] | u24 second bits | u24 third bits | rest | first |
+ *               second 0 | second 1 | third 0 | third 1 | escapes |
+ *               with a second stage: u32 stored bytes of first, u32 of escapes, u32 escapes
  *
  * Flags of a ranked chunk: 0x10 first is LZ4, 0x20 escapes are LZ4, 0x40 exponents are relative to the base tables.
  * An element is a value of the group's type, in a state group a byte.
@@ -47,7 +49,13 @@ enum {
 };
 
 enum chunk_kind { CHUNK_RAW, CHUNK_CONSTANT, CHUNK_LZ4, CHUNK_RANKED };
-enum { KIND_MASK = 0x0f, STAGED_FIRST = 0x10, STAGED_ESCAPES = 0x20, BASED = 0x40, FLAGS = STAGED_FIRST | STAGED_ESCAPES | BASED };
+enum {
+    KIND_MASK = 0x0f,
+    STAGED_FIRST = 0x10,
+    STAGED_ESCAPES = 0x20,
+    BASED = 0x40,
+    FLAGS = STAGED_FIRST | STAGED_ESCAPES | BASED
+};
 
 /* One layer group, as the codec sees it. */
 struct group {
@@ -95,14 +103,15 @@ static struct kvt_rank_shape rank_shape(const struct chunk *chunk)
                                     .channels = chunk->group->channels, .elements = chunk->elements };
 }
 
-static struct chunk chunk_of(const struct group *group, uint32_t layer, uint32_t tokens, const struct kvt_chunk_view *view)
+static struct chunk chunk_of(const struct group *group, uint32_t layer, uint32_t tokens,
+                             const struct kvt_chunk_view *view)
 {
     const uint32_t elements = group->is_state ? group->channels : tokens * group->channels;
     return (struct chunk){ .group = group, .layer = layer, .elements = elements,
                            .plane_bytes = (size_t)elements * group->element_bytes, .view = *view };
 }
 
-/* ---- Create --------------------------------------------------------------------------------------------------------- */
+/* ---- Create ---------------------------------------------------------------------------------------------------- */
 
 static size_t take(size_t *total, size_t bytes)
 {
@@ -136,10 +145,12 @@ static void lay_out_scratch(struct kvt_codec *codec)
     codec->layout = layout;
 }
 
-static enum kvt_status group_init(struct group *group, const struct kvt_model_shape *model, const struct kvt_group_shape *shape)
+static enum kvt_status group_init(struct group *group, const struct kvt_model_shape *model,
+                                  const struct kvt_group_shape *shape)
 {
     const bool is_state = shape->kind == KVT_GROUP_STATE;
-    const bool is_float = shape->dtype == KVT_DTYPE_BF16 || shape->dtype == KVT_DTYPE_FP16 || shape->dtype == KVT_DTYPE_FP8;
+    const bool is_float =
+        shape->dtype == KVT_DTYPE_BF16 || shape->dtype == KVT_DTYPE_FP16 || shape->dtype == KVT_DTYPE_FP8;
     const uint32_t element_bytes = is_state ? 1 : kvt_dtype_bytes(shape->dtype);
     *group = (struct group){
         .dtype = shape->dtype, .is_state = is_state,
@@ -190,7 +201,7 @@ void kvt_codec_set_kernels(struct kvt_codec *codec, const struct kvt_rank_ops *k
     codec->kernels = kernels;
 }
 
-/* ---- Where LZ4 pays -------------------------------------------------------------------------------------------------- */
+/* ---- Where LZ4 pays -------------------------------------------------------------------------------------------- */
 
 /* Whether this chunk tries LZ4: always where it paid at the last trial, else on one of TRIAL_PERIOD. */
 static void stage_begin(struct group *group, uint32_t layer, struct plan *plan)
@@ -214,7 +225,8 @@ static size_t lz4_pack(const uint8_t *source, size_t size, uint8_t *target, size
 {
     const size_t limit = kvt_min_u64(capacity, size - 1);
     if (size == 0 || limit == 0) return 0;
-    const int stored = LZ4_compress_fast_extState(state, (const char *)source, (char *)target, (int)size, (int)limit, 1);
+    const int stored =
+        LZ4_compress_fast_extState(state, (const char *)source, (char *)target, (int)size, (int)limit, 1);
     return stored > 0 ? (size_t)stored : 0;
 }
 
@@ -225,7 +237,7 @@ static bool lz4_unpack(const uint8_t *source, size_t stored, uint8_t *target, si
     return LZ4_decompress_safe((const char *)source, (char *)target, (int)stored, (int)size) == (int)size;
 }
 
-/* ---- Pack: decide ---------------------------------------------------------------------------------------------------- */
+/* ---- Pack: decide ---------------------------------------------------------------------------------------------- */
 
 /* A plane that repeats its first element. */
 static bool is_constant(const uint8_t *plane, size_t bytes, uint32_t element_bytes)
@@ -244,8 +256,8 @@ static bool is_constant_chunk(const struct chunk *chunk)
 static size_t worth(size_t raw_bytes) { return raw_bytes - raw_bytes / 32; }
 
 /* The kind of a chunk from a sample of it; returns the bytes that it will take, about. */
-static size_t plan_chunk(struct kvt_codec *codec, struct group *group, const struct chunk *chunk, const struct kvt_base_set *set,
-                         struct plan *ret_plan)
+static size_t plan_chunk(struct kvt_codec *codec, struct group *group, const struct chunk *chunk,
+                         const struct kvt_base_set *set, struct plan *ret_plan)
 {
     struct plan plan = { .kind = CHUNK_RAW };
     size_t expected = RAW_HEADER_BYTES + chunk_bytes(chunk);
@@ -280,7 +292,7 @@ static size_t plan_chunk(struct kvt_codec *codec, struct group *group, const str
     return expected;
 }
 
-/* ---- Pack: write ----------------------------------------------------------------------------------------------------- */
+/* ---- Pack: write ----------------------------------------------------------------------------------------------- */
 
 /* What one call of pack works with. */
 struct packer {
@@ -322,11 +334,15 @@ static size_t pack_lz4(const struct packer *packer, const struct chunk *chunk, c
     size_t at = CHUNK_HEADER_BYTES;
     for (uint32_t p = 0; p < chunk->group->plane_count; p++) {
         const uint8_t *plane = chunk->view.plane[p];
-        size_t stored = lz4_pack(plane, chunk->plane_bytes, target + at, capacity - at, packer->scratch + packer->codec->layout.lz4_state);
+        size_t stored = lz4_pack(plane, chunk->plane_bytes, target + at, capacity - at,
+                                 packer->scratch + packer->codec->layout.lz4_state);
         if (stored == 0) {
             stored = chunk->plane_bytes;
             if (stored > capacity - at) {
-                /* It may fit as raw in a larger block, but then it saves nothing here: no more LZ4 until the next trial. */
+                /*
+                 * It may fit as raw in a larger block, but then it saves nothing here: no more LZ4 until the next
+                 * trial.
+                 */
                 if (plan->is_trial) (void)stage_end(packer->group, chunk->layer, stored, stored);
                 return 0;
             }
@@ -336,7 +352,8 @@ static size_t pack_lz4(const struct packer *packer, const struct chunk *chunk, c
         kvt_store_u32(target + 8 + 4 * p, (uint32_t)stored);
         at += stored;
     }
-    if (plan->is_trial && !stage_end(packer->group, chunk->layer, chunk_bytes(chunk), at)) return pack_raw(chunk, target, capacity);
+    if (plan->is_trial && !stage_end(packer->group, chunk->layer, chunk_bytes(chunk), at))
+        return pack_raw(chunk, target, capacity);
     return at;
 }
 
@@ -370,7 +387,8 @@ static void stage_first(const struct packer *packer, struct ranked *ranked)
 {
     const size_t size = kvt_rank_first_bytes(&ranked->args.shape);
     uint8_t *packed = packer->scratch + packer->codec->layout.first;
-    const size_t stored = lz4_pack(ranked->args.first, size, packed, size - size / 64, packer->scratch + packer->codec->layout.lz4_state);
+    const size_t stored = lz4_pack(ranked->args.first, size, packed, size - size / 64,
+                                   packer->scratch + packer->codec->layout.lz4_state);
     ranked->first_stored = stored ? stored : size;
     if (stored == 0) return;
     memcpy(ranked->args.first, packed, stored);
@@ -423,8 +441,8 @@ static bool append_streams(const struct packer *packer, struct ranked *ranked, b
     return true;
 }
 
-static size_t pack_ranked(const struct packer *packer, const struct chunk *chunk, const struct plan *plan, uint8_t *target,
-                          size_t capacity)
+static size_t pack_ranked(const struct packer *packer, const struct chunk *chunk, const struct plan *plan,
+                          uint8_t *target, size_t capacity)
 {
     const struct scratch_layout *layout = &packer->codec->layout;
     const struct kvt_rank_shape shape = rank_shape(chunk);
@@ -453,8 +471,8 @@ static size_t pack_ranked(const struct packer *packer, const struct chunk *chunk
     return ranked.at;
 }
 
-static size_t pack_chunk(const struct packer *packer, const struct chunk *chunk, const struct plan *plan, uint8_t *target,
-                         size_t capacity)
+static size_t pack_chunk(const struct packer *packer, const struct chunk *chunk, const struct plan *plan,
+                         uint8_t *target, size_t capacity)
 {
     switch (plan->kind) {
     case CHUNK_RAW: return pack_raw(chunk, target, capacity);
@@ -467,8 +485,8 @@ static size_t pack_chunk(const struct packer *packer, const struct chunk *chunk,
 }
 
 /* The plans of all chunks; false when they promise too little, or far more than capacity. */
-static bool plan_block(const struct packer *packer, const struct kvt_chunk_view *chunks, uint32_t tokens, size_t worth_bytes,
-                       size_t capacity, struct plan *ret_plans)
+static bool plan_block(const struct packer *packer, const struct kvt_chunk_view *chunks, uint32_t tokens,
+                       size_t worth_bytes, size_t capacity, struct plan *ret_plans)
 {
     size_t expected = BLOCK_HEADER_BYTES + (size_t)4 * packer->group->layers;
     for (uint32_t layer = 0; layer < packer->group->layers; layer++) {
@@ -522,7 +540,7 @@ uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kv
     return (uint32_t)at;
 }
 
-/* ---- Unpack ---------------------------------------------------------------------------------------------------------- */
+/* ---- Unpack ---------------------------------------------------------------------------------------------------- */
 
 /* What one call of unpack works with. */
 struct unpacker {
@@ -557,7 +575,8 @@ static bool unpack_constant(const struct chunk *chunk, const uint8_t *packed, si
         const uint32_t used = p < chunk->group->plane_count ? element_bytes : 0;
         if (!is_zero(element + used, 4 - used)) return false;
         uint8_t *plane = chunk->view.plane[p];
-        for (size_t i = 0; used > 0 && i < chunk->plane_bytes; i += element_bytes) memcpy(plane + i, element, element_bytes);
+        for (size_t i = 0; used > 0 && i < chunk->plane_bytes; i += element_bytes)
+            memcpy(plane + i, element, element_bytes);
     }
     return true;
 }
@@ -585,9 +604,13 @@ static bool unpack_lz4(const struct chunk *chunk, const uint8_t *packed, size_t 
 static uint32_t load_u24(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16; }
 
 /* The sizes that a ranked chunk states, checked against each other and against the chunk's own size. */
-struct ranked_sizes { size_t rest, first, first_stored, second, third, escapes_stored; uint32_t second_count, third_count, escape_count; };
+struct ranked_sizes {
+    size_t rest, first, first_stored, second, third, escapes_stored;
+    uint32_t second_count, third_count, escape_count;
+};
 
-static bool read_sizes(const struct kvt_rank_shape *shape, const uint8_t *packed, size_t size, struct ranked_sizes *ret_sizes)
+static bool read_sizes(const struct kvt_rank_shape *shape, const uint8_t *packed, size_t size,
+                       struct ranked_sizes *ret_sizes)
 {
     const bool has_trailer = packed[0] & (STAGED_FIRST | STAGED_ESCAPES);
     const size_t frame = CHUNK_HEADER_BYTES + (has_trailer ? STAGE_TRAILER_BYTES : 0);
@@ -619,12 +642,14 @@ static bool read_sizes(const struct kvt_rank_shape *shape, const uint8_t *packed
     return true;
 }
 
-static bool unpack_ranked(const struct unpacker *unpacker, const struct chunk *chunk, const uint8_t *packed, size_t size)
+static bool unpack_ranked(const struct unpacker *unpacker, const struct chunk *chunk, const uint8_t *packed,
+                          size_t size)
 {
     const struct scratch_layout *layout = &unpacker->codec->layout;
     const struct kvt_rank_shape shape = rank_shape(chunk);
     struct ranked_sizes s;
-    if (!chunk->group->is_ranked || (packed[0] & ~(KIND_MASK | FLAGS)) || !read_sizes(&shape, packed, size, &s)) return false;
+    if (!chunk->group->is_ranked || (packed[0] & ~(KIND_MASK | FLAGS)) || !read_sizes(&shape, packed, size, &s))
+        return false;
 
     struct kvt_rank_unpack args = {
         .shape = shape, .target = { chunk->view.plane[0], chunk->view.plane[1] },
@@ -699,13 +724,14 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const 
     return at == length ? KVT_OK : KVT_CORRUPT;
 }
 
-/* ---- Base tables ------------------------------------------------------------------------------------------------------ */
+/* ---- Base tables ----------------------------------------------------------------------------------------------- */
 
 enum kvt_status kvt_codec_learn(struct kvt_codec *codec, bool is_on)
 {
     enum kvt_status status = KVT_OK;
     for (uint32_t i = 0; i < codec->group_count; i++)
-        if (codec->groups[i].is_ranked && kvt_base_tables_learn(&codec->groups[i].tables, is_on) != KVT_OK) status = KVT_NOMEM;
+        if (codec->groups[i].is_ranked && kvt_base_tables_learn(&codec->groups[i].tables, is_on) != KVT_OK)
+            status = KVT_NOMEM;
     return status;
 }
 
@@ -717,7 +743,8 @@ uint32_t kvt_codec_tables_count(const struct kvt_codec *codec)
 }
 
 /*
- * Exported tables: u32 magic, u32 version, u32 count; for each u32 group, u32 id, the set's bytes; u64 digest of all before.
+ * Exported tables: u32 magic, u32 version, u32 count; for each u32 group, u32 id, the set's bytes; u64 digest of all
+ * before.
  */
 enum { TABLES_HEADER_BYTES = 12, TABLE_HEADER_BYTES = 8, TABLES_DIGEST_BYTES = 8 };
 
@@ -774,7 +801,8 @@ enum kvt_status kvt_codec_tables_import(struct kvt_codec *codec, const uint8_t *
 {
     if (size < TABLES_HEADER_BYTES + TABLES_DIGEST_BYTES) return KVT_CORRUPT;
     if (kvt_load_u32(bytes) != TABLES_MAGIC || kvt_load_u32(bytes + 4) != TABLES_VERSION) return KVT_CORRUPT;
-    if (kvt_load_u64(bytes + size - TABLES_DIGEST_BYTES) != kvt_fold(0, bytes, size - TABLES_DIGEST_BYTES)) return KVT_CORRUPT;
+    if (kvt_load_u64(bytes + size - TABLES_DIGEST_BYTES) != kvt_fold(0, bytes, size - TABLES_DIGEST_BYTES))
+        return KVT_CORRUPT;
     KVT_TRY(walk_tables(codec, bytes, size, false));
     return walk_tables(codec, bytes, size, true);
 }

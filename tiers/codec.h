@@ -1,15 +1,15 @@
 /*
  * codec: the packed form of a block: a directory of chunk offsets, then one chunk for each layer.
  *
- * Lossless and bit-exact. The rank planes (kernels/) do the work on bf16, fp16 and fp8; LZ4 is an adaptive second stage
- * where it pays, and the whole of it for other types. docs/codec.md and codec.c open with the byte table.
+ * Lossless and bit-exact. The rank planes (kernels/) do the work on bf16, fp16 and fp8; LZ4 is an adaptive second
+ * stage where it pays, and the whole of it for other types. docs/codec.md and codec.c open with the byte table.
  *
- * Thread:  pack and unpack from any thread; each caller brings its own scratch. What the codec learns (base tables, where LZ4
- *          pays) is published atomically inside.
+ * Thread:  pack and unpack from any thread; each caller brings its own scratch. What the codec learns (base tables,
+ *          where LZ4 pays) is published atomically inside.
  * Memory:  taken in create, learn and import; pack and unpack take none.
- * Trust:   unpack believes nothing: every offset, size and stream position is bounded by what it was given. Damaged input
- *          is CORRUPT, never a read or write out of bounds. A wrong but well-formed input cannot be told here: that is
- *          what the store's checksum is for.
+ * Trust:   unpack believes nothing: every offset, size and stream position is bounded by what it was given. Damaged
+ *          input is CORRUPT, never a read or write out of bounds. A wrong but well-formed input cannot be told here:
+ *          that is what the store's checksum is for.
  */
 #ifndef KVT_TIERS_CODEC_H
 #define KVT_TIERS_CODEC_H
@@ -45,35 +45,47 @@ uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kv
  * The inverse: writes the valid tokens into chunks. CORRUPT: packed[0 .. length) is no packed block of this group with
  * that many tokens; the chunks are undefined then.
  */
-KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
-                                               uint32_t tokens, const struct kvt_chunk_view *chunks, void *scratch);
+KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed,
+                                               uint32_t length, uint32_t tokens, const struct kvt_chunk_view *chunks,
+                                               void *scratch);
 
-/* ---- Base tables ----------------------------------------------------------------------------------------------------- */
+/* ---- Base tables ----------------------------------------------------------------------------------------------- */
 
 /*
- * True: learns a base table for each group that has none, from the first few hundred tokens that pass through pack, and packs
- * with it from then on. False: gives up what is not finished. A codec starts without tables. NOMEM: some groups do not learn.
+ * True: learns a base table for each group that has none, from the first few hundred tokens that pass through pack,
+ * and packs with it from then on. False: gives up what is not finished. A codec starts without tables. NOMEM: some
+ * groups do not learn.
  *
- * A block packed with a table can be unpacked only by a codec that has this table: whoever keeps packed blocks keeps the
- * tables too, and imports them first. Without it the block is CORRUPT, never other bytes.
+ * A block packed with a table can be unpacked only by a codec that has this table: whoever keeps packed blocks keeps
+ * the tables too, and imports them first. Without it the block is CORRUPT, never other bytes.
  */
 KVT_NODISCARD enum kvt_status kvt_codec_learn(struct kvt_codec *codec, bool is_on);
 
-/* How many tables there are, over all groups. It only grows: when it has, export again before the blocks that name them count. */
+/*
+ * How many tables there are, over all groups. It only grows: when it has, export again before the blocks that name
+ * them count.
+ */
 uint32_t kvt_codec_tables_count(const struct kvt_codec *codec);
 
-/* Writes all tables, with a checksum, if they fit in capacity; returns the bytes that they take. target may be NULL with 0. */
+/*
+ * Writes all tables, with a checksum, if they fit in capacity; returns the bytes that they take. target may be NULL
+ * with 0.
+ */
 size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t capacity);
 
 /*
- * Adds exported tables to those that are there and packs with them: before any block is packed, usually. CORRUPT, nothing
- * changed: damaged, or of another shape. NOMEM | FULL: not all were added; blocks that need the others are misses.
+ * Adds exported tables to those that are there and packs with them: before any block is packed, usually. CORRUPT,
+ * nothing changed: damaged, or of another shape. NOMEM | FULL: not all were added; blocks that need the others are
+ * misses.
  */
 KVT_NODISCARD enum kvt_status kvt_codec_tables_import(struct kvt_codec *codec, const uint8_t *bytes, size_t size);
 
-/* ---- For tests and benchmarks --------------------------------------------------------------------------------------- */
+/* ---- For tests and benchmarks ---------------------------------------------------------------------------------- */
 
-/* Uses these kernels instead of the best that the machine has. The bytes are the same. Not while another thread packs. */
+/*
+ * Uses these kernels instead of the best that the machine has. The bytes are the same. Not while another thread
+ * packs.
+ */
 void kvt_codec_set_kernels(struct kvt_codec *codec, const struct kvt_rank_ops *kernels);
 
 #endif

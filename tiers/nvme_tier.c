@@ -160,6 +160,7 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.staging_bytes = config->staging_bytes;
     store.link_bytes_per_s = config->link_bytes_per_s;
     store.queue_depth = depth;
+    store.record_bytes_max = config->record_bytes_max;
     const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, config->wake.wake, config->wake.user, &nvme->store,
                                                                     config->ret_error, config->error_bytes)
                                               : KVT_NOMEM;

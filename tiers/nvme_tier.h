@@ -18,6 +18,7 @@ struct kvt_nvme_tier_config {
     uint64_t link_bytes_per_s;   /* pacing for experiments; 0: none */
     uint64_t staging_bytes;      /* the most memory for its I/O buffers */
     uint32_t queue_depth;        /* ops in flight; 0: 64 */
+    uint32_t record_bytes_max;   /* the longest copy there will be, so that segments hold several; 0: unknown */
     struct kvt_wake wake;
     char *ret_error;             /* one line (what, value, rule) when open refuses; may be NULL */
     uint32_t error_bytes;

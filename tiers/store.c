@@ -48,13 +48,18 @@ static void *run(void *user)
     enum { IDLE_NS = 100000000 };
     struct kvt_store *store = user;
     for (;;) {
+        pthread_mutex_lock(&store->lock);
+        store->has_requests = false;
+        pthread_mutex_unlock(&store->lock);
         if (step(store, 0)) continue;
         pthread_mutex_lock(&store->lock);
         const bool is_stopping = store->is_stopping;
-        store->is_asleep = true;
+        store->is_asleep = !store->has_requests;
+        const bool may_sleep = store->is_asleep;
         pthread_mutex_unlock(&store->lock);
         if (is_stopping) return NULL;
-        /* A submit in between finds is_asleep and kicks; the kick is kept until this poll. */
+        if (!may_sleep) continue;
+        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
         (void)step(store, IDLE_NS);
         pthread_mutex_lock(&store->lock);
         store->is_asleep = false;
@@ -66,6 +71,7 @@ static void *run(void *user)
 static void unlock_and_kick(struct kvt_store *store)
 {
     const bool is_asleep = store->is_asleep;
+    store->has_requests = true;
     store->is_asleep = false;
     pthread_mutex_unlock(&store->lock);
     if (is_asleep) store->io->ops->kick(store->io);
@@ -251,6 +257,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     store->queue_bytes_max = config->queue_bytes ? config->queue_bytes : 64 * KVT_MIB;
     /* What a paced disk writes in a second: a queue is bounded by the time to drain it. */
     if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
+    store->is_existing = config->is_existing;
     store->queue_depth = config->queue_depth ? config->queue_depth : 256;
     store->open_segment = KVT_STORE_NONE;
     store->super_file = store->event = store->directory = store->lock_file = -1;
@@ -258,6 +265,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     if (status != KVT_OK) {
         if (ret_error && error_bytes > 0 && ret_error[0] == '\0')
             (void)kvt_store_refuse(error, status, "%s", kvt_status_text(status));
+        kvt_store_directory_undo(store);
         close_parts(store);
         return status;
     }
@@ -507,7 +515,8 @@ static enum kvt_status sync_run(struct kvt_store *store, struct patience *patien
 static enum kvt_status sync_locked(struct kvt_store *store)
 {
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
-    while (store->is_phase_taken)
+    /* The other phase is empty, unless an earlier sync gave up on it. */
+    while (store->is_phase_taken || store->phase_pending[store->phase ^ 1] > 0)
         if (!wait_for_change(store, &patience)) return KVT_IO;
     /* Puts accepted from now on count for the other phase; the run starts when those before have been written. */
     const uint32_t phase = store->phase;
@@ -517,7 +526,6 @@ static enum kvt_status sync_locked(struct kvt_store *store)
     while (is_written && store->phase_pending[phase] > 0) is_written = wait_for_change(store, &patience);
     const enum kvt_status status = is_written ? sync_run(store, &patience) : KVT_IO;
     store->is_phase_taken = false;
-    if (!is_written) store->phase ^= 1;
     (void)pthread_cond_broadcast(&store->changed);
     return status;
 }
@@ -541,8 +549,41 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const enum kvt_status status = sync_run(store, &patience);
     pthread_mutex_unlock(&store->lock);
-    tell_news(store);
     return status;
+}
+
+enum kvt_status kvt_store_compact(struct kvt_store *store)
+{
+    struct patience patience = patience_for(20 * KVT_STORE_DEADLINE_NS);
+    pthread_mutex_lock(&store->lock);
+    store->is_compacting = true;
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->is_compacting && wait_for_change(store, &patience)) {}
+    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max)
+{
+    enum { ENTRIES_PER_LOCK = 4096 };
+    uint32_t count = 0;
+    while (count < max) {
+        pthread_mutex_lock(&store->lock);
+        const uint64_t capacity = store->index.capacity;
+        for (uint32_t i = 0; i < ENTRIES_PER_LOCK && count < max && *cursor < capacity; i++) {
+            const struct kvt_store_entry *entry = &store->index.entries[(*cursor)++];
+            if (entry->state != KVT_ENTRY_LIVE) continue;
+            struct kvt_store_listed *listed = &ret_listed[count++];
+            *listed = (struct kvt_store_listed){ .generation = entry->generation, .length = entry->length, .form = entry->form,
+                                                 .tokens = entry->tokens, .is_private = entry->is_private };
+            memcpy(&listed->name, &entry->name, sizeof listed->name);
+        }
+        pthread_mutex_unlock(&store->lock);
+        if (*cursor >= capacity) break;
+    }
+    return count;
 }
 
 void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])

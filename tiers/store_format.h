@@ -44,11 +44,12 @@ struct kvt_superblock {
     uint64_t sequence;       /* grows with each write of a superblock */
     uint64_t epoch;          /* records of another epoch are no records */
     uint64_t segment_bytes;
+    uint64_t capacity_bytes; /* as it was last opened; for tools */
     uint32_t segment_slots;  /* files are numbered below it */
     uint32_t crc;
 };
-_Static_assert(sizeof(struct kvt_superblock) == 56, "byte table");
-_Static_assert(offsetof(struct kvt_superblock, crc) == 52, "byte table");
+_Static_assert(sizeof(struct kvt_superblock) == 64, "byte table");
+_Static_assert(offsetof(struct kvt_superblock, crc) == 60, "byte table");
 
 struct kvt_segment_header {
     uint64_t magic;

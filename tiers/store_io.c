@@ -108,6 +108,7 @@ int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, u
 {
     enum { ROUNDS_MAX = 10000 };
     struct kvt_store_io *io = &store->header_io;
+    if (io->is_busy) return ETIME; /* an earlier one never came back */
     kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, nothing, NULL);
     const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
     for (uint32_t round = 0; io->is_busy; round++) {

@@ -120,20 +120,24 @@ void kvt_store_entry_count(struct kvt_store *store, const struct kvt_store_entry
 {
     struct kvt_segment *segment = &store->segments[entry->segment];
     const uint64_t stored = kvt_store_stored_bytes(entry->length, store->alignment);
-    const uint64_t held = entry->holds > 0 ? stored : 0;
+    const uint32_t is_held = entry->holds > 0;
+    const uint64_t held = is_held ? stored : 0;
     if (sign < 0) {
         KVT_ASSERT(segment->records > 0);
         KVT_ASSERT(segment->live_bytes >= stored);
         KVT_ASSERT(segment->held_bytes >= held);
+        KVT_ASSERT(segment->held_records >= is_held);
         segment->records--;
         segment->live_bytes -= stored;
         segment->held_bytes -= held;
+        segment->held_records -= is_held;
         store->stats.live_bytes -= stored;
         store->stats.held_bytes -= held;
     } else {
         segment->records++;
         segment->live_bytes += stored;
         segment->held_bytes += held;
+        segment->held_records += is_held;
         store->stats.live_bytes += stored;
         store->stats.held_bytes += held;
     }
@@ -555,7 +559,7 @@ static void closer_io_done(struct kvt_store *store, struct kvt_store_io *io)
     case KVT_CLOSER_SYNC: store->closer.stage = KVT_CLOSER_SUMMARY; break;
     case KVT_CLOSER_SUMMARY: store->closer.at += io->size; break;
     case KVT_CLOSER_FOOTER:
-        segment->is_dirty = true;
+        segment->is_findable = segment->is_dirty = true;
         store->closer.stage = KVT_CLOSER_DONE;
         break;
     case KVT_CLOSER_IDLE:
@@ -716,6 +720,9 @@ void kvt_store_syncer_step(struct kvt_store *store)
     while (store->syncer.segment < store->segment_slots) {
         struct kvt_segment *segment = &store->segments[store->syncer.segment];
         if (segment->is_dirty && segment->state != KVT_SEGMENT_ABSENT) {
+            /* Its header is part of what makes its records last. */
+            if (store->header_io.is_busy && store->header_segment == store->syncer.segment) return;
+            if (!segment->is_findable && segment->state != KVT_SEGMENT_FREE) store->syncer.has_failed = true;
             segment->is_dirty = false;
             kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done, NULL);
             return;

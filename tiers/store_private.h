@@ -80,8 +80,9 @@ struct kvt_segment {
     uint64_t data_end;       /* where the next record goes */
     uint64_t allocated_bytes;
     bool is_dirty;           /* written since its last sync was submitted */
+    bool is_findable;        /* its header, or its footer, is written: the next open knows its sequence */
     /* shared: under the lock */
-    uint32_t records;        /* live in it */
+    uint32_t records, held_records; /* live in it; held of those */
     uint32_t readers;        /* gets in flight */
     uint64_t live_bytes, held_bytes;
 };
@@ -171,8 +172,10 @@ struct kvt_store {
     struct kvt_env env;
     char *path;
     int directory, lock_file;
+    bool is_directory_made; /* by this open: a failed one takes it away again */
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
     uint32_t queue_depth;
+    bool is_existing;        /* a tool's open: nothing is made */
     uint64_t segment_bytes;
     uint32_t segment_slots;  /* length of `segments` */
     uint32_t segments_max;   /* files at once */
@@ -202,7 +205,8 @@ struct kvt_store {
     bool is_phase_taken;            /* a sync waits for the other phase */
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
-    bool is_closing, is_stopping, is_asleep, has_news;
+    bool is_compacting;             /* until the I/O thread says that it is done */
+    bool is_closing, is_stopping, is_asleep, has_requests, has_news;
     struct kvt_store_stats stats;
 
     /* The I/O thread's (any one thread before it starts and after it ended). */
@@ -252,6 +256,7 @@ struct kvt_store {
         uint32_t extents_busy;
         uint64_t reserve_bytes;     /* of the open segment, for what is still to be copied */
         uint32_t reserve_count;
+        bool is_keeping_all;        /* compacting: not only what is held or was read */
         uint64_t run;               /* the sync that must be through */
         uint64_t epoch;
     } reclaim;
@@ -263,6 +268,7 @@ struct kvt_store {
         bool has_failed;
         struct kvt_store_io io;
     } syncer;
+    uint64_t compact_below;         /* segments with a lower sequence are looked at; 0: it has not begun */
     int super_file;
     uint64_t super_sequence;
 };
@@ -336,6 +342,8 @@ enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status s
 
 KVT_NODISCARD enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error);
 void kvt_store_directory_close(struct kvt_store *store);
+/* After a failed open: removes the directory, if this open made it, with what it has put there. Before the close. */
+void kvt_store_directory_undo(struct kvt_store *store);
 KVT_NODISCARD enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error);
 void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block);
 

@@ -4,8 +4,8 @@
  * into the new open segment, whose room for that is reserved before any put gets some. Then the victim is the spare.
  *
  * Rules:
- * 1. A victim leaves room: at least an eighth of a segment, and the record that asked, must not be held. If no segment does,
- *    the put is refused; so reclaim always ends, and gets somewhere.
+ * 1. A victim leaves room for the record that asked, and for an eighth of a segment, and of its number of records, besides, which is more than the summary of what
+ *    is held takes. If no segment does, the put is refused; so reclaim always ends, gets somewhere, and loses nothing held.
  * 2. An entry that is not kept leaves the index when it is decided, before its bytes can change.
  * 3. The victim's bytes may change only when no get reads them, and after a sync: what replaced or moved a record of it is
  *    on the device by then.
@@ -35,7 +35,10 @@ static void header_written(struct kvt_store *store, struct kvt_store_io *io)
     store->stats.written_bytes += io->done_bytes;
     if (io->error) store->stats.write_errors++;
     pthread_mutex_unlock(&store->lock);
-    if (!io->error) return;
+    if (!io->error) {
+        segment->is_findable = true;
+        return;
+    }
     if (++store->header_tries < TRIES_MAX)
         write_header(store);
     else
@@ -66,6 +69,7 @@ static void open_segment(struct kvt_store *store, uint32_t index, uint64_t epoch
     segment->state = KVT_SEGMENT_OPEN;
     segment->sequence = ++store->segment_sequence;
     segment->epoch = epoch;
+    segment->is_findable = false;
     segment->data_end = KVT_STORE_BLOCK_BYTES;
     segment->entry_count = 0;
     segment->summary = store->is_summary_taken[0] ? 1 : 0;
@@ -90,6 +94,17 @@ static void close_open_segment(struct kvt_store *store)
 
 /* ---- Choosing ----------------------------------------------------------------------------------------------------- */
 
+/* Makes the file of a segment that has none, if the capacity and the disk allow it. */
+static void grow(struct kvt_store *store)
+{
+    const uint64_t now = kvt_env_now_ns(&store->env);
+    if (store->file_count >= store->segments_max || now < store->grow_after_ns) return;
+    int os_errno;
+    uint32_t index = 0;
+    while (store->segments[index].state != KVT_SEGMENT_ABSENT) index++;
+    if (!kvt_segment_create(store, index, &os_errno)) store->grow_after_ns = now + KVT_STORE_PAUSE_NS;
+}
+
 static uint32_t any_free(const struct kvt_store *store)
 {
     /* The one that was used longest ago, so that all files wear alike. */
@@ -112,7 +127,7 @@ static uint32_t choose_victim(struct kvt_store *store, uint64_t held_max, bool *
         const struct kvt_segment *segment = &store->segments[i];
         if (segment->state != KVT_SEGMENT_CLOSED) continue;
         *ret_has_closed = true;
-        if (segment->held_bytes > held_max) continue;
+        if (segment->held_bytes > held_max || segment->held_records > store->entries_max / 8 * 7) continue;
         if (best == KVT_STORE_NONE || segment->sequence < store->segments[best].sequence) best = i;
     }
     pthread_mutex_unlock(&store->lock);
@@ -132,7 +147,7 @@ static void list_kept(struct kvt_store *store)
         for (; i < end; i++) {
             struct kvt_store_entry *entry = &index->entries[i];
             if (entry->state != KVT_ENTRY_LIVE || entry->segment != store->reclaim.victim) continue;
-            if (entry->holds == 0 && !entry->is_hit) {
+            if (entry->holds == 0 && !entry->is_hit && !store->reclaim.is_keeping_all) {
                 kvt_store_entry_drop(store, entry);
                 store->stats.evicted_records++;
                 continue;
@@ -165,7 +180,7 @@ static void decide_kept(struct kvt_store *store, uint64_t stored)
             if (!entry || (entry->holds == 0 && round == 0)) continue;
             const uint64_t reserve = store->reclaim.reserve_bytes + kept[i].stored;
             const bool fits = kvt_store_has_room(store, stored, reserve, store->reclaim.reserve_count + 1)
-                           && (round == 0 || reserve <= payload_bytes(store) / 2);
+                           && (round == 0 || store->reclaim.is_keeping_all || reserve <= payload_bytes(store) / 2);
             if (!fits) {
                 kvt_store_entry_drop(store, entry);
                 store->stats.evicted_records++;
@@ -183,11 +198,12 @@ static void decide_kept(struct kvt_store *store, uint64_t stored)
     store->reclaim.kept_count = kept_count;
 }
 
-static void reclaim_begin(struct kvt_store *store, uint32_t victim, uint64_t stored)
+static void reclaim_begin(struct kvt_store *store, uint32_t victim, uint64_t stored, bool is_keeping_all)
 {
     KVT_ASSERT(store->reclaim.stage == KVT_RECLAIM_IDLE);
     store->reclaim.stage = KVT_RECLAIM_COPY;
     store->reclaim.victim = victim;
+    store->reclaim.is_keeping_all = is_keeping_all;
     store->reclaim.next = store->reclaim.extents_busy = 0;
     store->reclaim.reserve_bytes = store->reclaim.reserve_count = 0;
     store->segments[victim].state = KVT_SEGMENT_RECLAIMED;
@@ -214,15 +230,9 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
     if (store->reclaim.stage != KVT_RECLAIM_IDLE || store->closer.stage != KVT_CLOSER_IDLE || store->header_io.is_busy)
         return KVT_ADVANCE_WAIT;
 
-    const uint64_t now = kvt_env_now_ns(&store->env);
-    if (store->free_count < 2 && store->file_count < store->segments_max && now >= store->grow_after_ns) {
-        int os_errno;
-        uint32_t index = 0;
-        while (store->segments[index].state != KVT_SEGMENT_ABSENT) index++;
-        if (!kvt_segment_create(store, index, &os_errno)) store->grow_after_ns = now + KVT_STORE_PAUSE_NS;
-    }
-    const bool can_grow = store->file_count < store->segments_max && now >= store->grow_after_ns;
-    const uint64_t leave = kvt_max_u64(stored, store->segment_bytes / 8);
+    if (store->free_count < 2) grow(store);
+    const bool can_grow = store->file_count < store->segments_max && kvt_env_now_ns(&store->env) >= store->grow_after_ns;
+    const uint64_t leave = stored + store->segment_bytes / 8;
     bool has_closed;
     uint32_t victim = KVT_STORE_NONE;
     if (store->free_count < 2 && !(store->free_count == 1 && can_grow)) {
@@ -232,7 +242,7 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
             /* After a crash in the middle of reclaim, or when the disk filled up: only what nobody holds can go. */
             if (victim == KVT_STORE_NONE)
                 return store->file_count < store->segments_max ? KVT_ADVANCE_NOSPACE : KVT_ADVANCE_FULL;
-            reclaim_begin(store, victim, stored);
+            reclaim_begin(store, victim, stored, false);
             return KVT_ADVANCE_WAIT;
         }
         if (victim == KVT_STORE_NONE && has_closed) return KVT_ADVANCE_FULL;
@@ -241,7 +251,7 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
     if (next == KVT_STORE_NONE) return KVT_ADVANCE_WAIT;
     close_open_segment(store);
     open_segment(store, next, epoch);
-    if (victim != KVT_STORE_NONE) reclaim_begin(store, victim, stored);
+    if (victim != KVT_STORE_NONE) reclaim_begin(store, victim, stored, false);
     return kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count) ? KVT_ADVANCE_READY
                                                                                                           : KVT_ADVANCE_WAIT;
 }
@@ -488,11 +498,76 @@ static void reclaim_copy(struct kvt_store *store)
     store->has_moved = true;
 }
 
+/* ---- Compacting --------------------------------------------------------------------------------------------------- */
+
+/* The emptiest segment of those that were there at the start; NONE: each was looked at. */
+static uint32_t choose_scattered(struct kvt_store *store, uint64_t *ret_live_bytes, uint32_t *ret_records)
+{
+    uint32_t best = KVT_STORE_NONE;
+    pthread_mutex_lock(&store->lock);
+    for (uint32_t i = 0; i < store->segment_slots; i++) {
+        const struct kvt_segment *segment = &store->segments[i];
+        if (segment->state != KVT_SEGMENT_CLOSED || segment->sequence >= store->compact_below) continue;
+        if (segment->live_bytes > payload_bytes(store) / 4 * 3) continue;
+        if (best == KVT_STORE_NONE || segment->live_bytes < store->segments[best].live_bytes) best = i;
+    }
+    if (best != KVT_STORE_NONE) {
+        *ret_live_bytes = store->segments[best].live_bytes;
+        *ret_records = store->segments[best].records;
+    }
+    pthread_mutex_unlock(&store->lock);
+    return best;
+}
+
+static void compact_end(struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < store->segment_slots && store->free_count > 1; i++)
+        if (store->segments[i].state == KVT_SEGMENT_FREE) kvt_segment_remove(store, i);
+    store->compact_below = 0;
+    store->has_moved = true;
+    pthread_mutex_lock(&store->lock);
+    store->is_compacting = false;
+    (void)pthread_cond_broadcast(&store->changed);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* Empties one scattered segment after the other, each at most once; no record is dropped for it. */
+static void compact_step(struct kvt_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool is_wanted = store->is_compacting;
+    const uint64_t epoch = store->epoch;
+    pthread_mutex_unlock(&store->lock);
+    if (!is_wanted || store->closer.stage != KVT_CLOSER_IDLE || store->header_io.is_busy || store->big
+        || store->syncer.stage != KVT_SYNCER_IDLE)
+        return;
+    if (store->compact_below == 0) store->compact_below = store->segment_sequence + 1;
+    uint64_t live_bytes = 0;
+    uint32_t records = 0;
+    const uint32_t victim = choose_scattered(store, &live_bytes, &records);
+    if (victim == KVT_STORE_NONE) {
+        compact_end(store);
+        return;
+    }
+    const bool is_current = store->open_segment != KVT_STORE_NONE && store->segments[store->open_segment].epoch == epoch;
+    if (!is_current || (records > 0 && !kvt_store_has_room(store, 0, live_bytes, records))) {
+        if (store->free_count == 0) grow(store);
+        const uint32_t next = any_free(store);
+        if (next == KVT_STORE_NONE) {
+            compact_end(store); /* no room to move anything */
+            return;
+        }
+        close_open_segment(store);
+        open_segment(store, next, epoch);
+    }
+    reclaim_begin(store, victim, 0, true);
+}
+
 void kvt_store_reclaim_step(struct kvt_store *store)
 {
     struct kvt_segment *victim = &store->segments[store->reclaim.victim];
     switch (store->reclaim.stage) {
-    case KVT_RECLAIM_IDLE: return;
+    case KVT_RECLAIM_IDLE: compact_step(store); return;
     case KVT_RECLAIM_COPY: reclaim_copy(store); return;
     case KVT_RECLAIM_READERS:
         pthread_mutex_lock(&store->lock);

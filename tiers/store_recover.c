@@ -20,6 +20,8 @@
 #define SEGMENT_BYTES_MIN (64 * KVT_KIB)
 #define SEGMENT_BYTES_MAX (64 * KVT_MIB)
 #define SEGMENTS_MIN      4
+/* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
+#define SERIAL_MAX        (((uint64_t)1 << 47) - 1)
 #define LOCK_NAME         "lock"
 #define SUPER_NAME        "superblock"
 
@@ -50,7 +52,10 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
     struct stat status;
     const char *path = store->path;
     bool is_made = false;
+    store->is_directory_made = false;
     if (lstat(path, &status) != 0) {
+        if (store->is_existing)
+            return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", path);
         if (mkdir(path, 0700) == 0)
             is_made = true;
         else if (errno == ENOENT)
@@ -60,6 +65,7 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
         if (lstat(path, &status) != 0)
             return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
     }
+    store->is_directory_made = is_made;
     if (S_ISLNK(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: a symlink is not followed", path);
     if (!S_ISDIR(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: it must be a directory", path);
     if (is_made && chmod(path, 0700) != 0) /* a umask may have taken bits away */
@@ -69,6 +75,8 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
                 (unsigned)status.st_mode & 0777);
     store->directory = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (store->directory < 0) return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+    if (store->is_existing && fstatat(store->directory, SUPER_NAME, &status, AT_SYMLINK_NOFOLLOW) != 0)
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store in it", path);
     return KVT_OK;
 }
 
@@ -146,7 +154,6 @@ static enum kvt_status scan_directory(struct kvt_store *store, uint32_t slots, s
 
 enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_store_error error)
 {
-    store->directory = store->lock_file = -1;
     for (size_t n = strlen(store->path); n > 1 && store->path[n - 1] == '/'; n--) store->path[n - 1] = '\0';
     KVT_TRY(check_path(store->path, error));
     KVT_TRY(make_directory(store, error));
@@ -160,6 +167,18 @@ void kvt_store_directory_close(struct kvt_store *store)
     if (store->directory >= 0) (void)close(store->directory);
 }
 
+void kvt_store_directory_undo(struct kvt_store *store)
+{
+    if (!store->is_directory_made) return;
+    char *const paths[] = { store->path, NULL };
+    FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
+    for (FTSENT *entry = walk ? fts_read(walk) : NULL; entry; entry = fts_read(walk)) {
+        if (entry->fts_level == 1 && is_ours(entry->fts_name)) (void)unlinkat(store->directory, entry->fts_name, 0);
+    }
+    if (walk) (void)fts_close(walk);
+    (void)rmdir(store->path);
+}
+
 /* ---- Geometry ------------------------------------------------------------------------------------------------------- */
 
 /* What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, foreign files. */
@@ -170,6 +189,11 @@ static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
     if (fstat(store->directory, &status) == 0) directory = kvt_max_u64(directory, (uint64_t)status.st_blocks * 512);
     directory = kvt_max_u64(directory, kvt_align_up(slots * 32, KVT_STORE_BLOCK_BYTES));
     return directory + 2 * KVT_STORE_BLOCK_BYTES + 16 * KVT_KIB + store->stats.foreign_bytes;
+}
+
+static void count_fixed(struct kvt_store *store)
+{
+    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
 }
 
 static uint64_t meta_bytes(uint64_t records)
@@ -233,7 +257,7 @@ void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence,
     struct kvt_superblock super = {
         .magic = KVT_SUPERBLOCK_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .alignment = store->alignment,
         .store_id = store->store_id, .sequence = sequence, .epoch = epoch, .segment_bytes = store->segment_bytes,
-        .segment_slots = store->segment_slots };
+        .capacity_bytes = store->capacity_bytes, .segment_slots = store->segment_slots };
     super.crc = kvt_crc32c(0, &super, offsetof(struct kvt_superblock, crc));
     memset(block, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(block, &super, sizeof super);
@@ -245,7 +269,7 @@ static bool super_is_valid(const struct kvt_superblock *super)
         && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment) && super->alignment >= 512
         && super->alignment <= KVT_STORE_BLOCK_BYTES && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
         && super->segment_bytes >= SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
-        && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
+        && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
 static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
@@ -310,6 +334,31 @@ static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max
     return KVT_OK;
 }
 
+/* Takes over what the superblock says. Returns why that cannot be, or NULL. */
+static const char *super_adopt(struct kvt_store *store, const struct kvt_superblock *super, uint32_t record_bytes_max)
+{
+    const uint32_t io_alignment = store->alignment;
+    store->alignment = super->alignment;
+    store->store_id = super->store_id;
+    store->epoch = super->epoch;
+    store->super_sequence = super->sequence;
+    store->segment_slots = super->segment_slots;
+    if (store->is_existing) {
+        store->capacity_bytes = super->capacity_bytes;
+        count_fixed(store);
+    }
+    set_geometry(store, super->segment_bytes);
+    const char *why = NULL;
+    if (super->alignment < io_alignment)
+        why = "the device wants a larger alignment";
+    else if (store->segments_max < SEGMENTS_MIN)
+        why = "its segments are too large for the capacity";
+    else if (record_bytes_max > length_max(super->segment_bytes))
+        why = "its segments are too small for the records";
+    if (why) store->alignment = io_alignment;
+    return why;
+}
+
 static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes_max, bool *ret_is_new, struct kvt_store_error error)
 {
     const struct kvt_block_io_ops *ops = store->io->ops;
@@ -317,32 +366,25 @@ static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes
     struct kvt_superblock super = { 0 };
     if (ops->open_file(store->io, SUPER_NAME, false, &store->super_file, &os_errno) == KVT_OK) {
         KVT_TRY(super_read(store, &super, &copies, error));
+    } else if (store->is_existing) {
+        store->super_file = -1;
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", store->path);
     } else if (os_errno != ENOENT || ops->open_file(store->io, SUPER_NAME, true, &store->super_file, &os_errno) != KVT_OK) {
         store->super_file = -1;
         return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be opened: %s", store->path, strerror(os_errno));
     }
-    const uint32_t io_alignment = store->alignment;
-    const char *why = NULL;
-    if (copies > 0) {
-        store->alignment = super.alignment;
-        store->store_id = super.store_id;
-        store->epoch = super.epoch;
-        store->super_sequence = super.sequence;
-        store->segment_slots = super.segment_slots;
-        set_geometry(store, super.segment_bytes);
-        if (super.alignment < io_alignment) why = "the device wants a larger alignment";
-        else if (store->segments_max < SEGMENTS_MIN) why = "its segments are too large for the capacity";
-        else if (record_bytes_max > length_max(super.segment_bytes)) why = "its segments are too small for the records";
-    }
+    const char *why = copies > 0 ? super_adopt(store, &super, record_bytes_max) : NULL;
     *ret_is_new = copies == 0 || why != NULL;
     if (*ret_is_new) {
+        if (store->is_existing)
+            return kvt_store_refuse(error, KVT_CORRUPT, "path is %s: %s", store->path, why ? why : "its superblock is damaged");
         if (why) kvt_log(&store->env, KVT_LOG_WARN, "%s: starts empty: %s", store->path, why);
-        store->alignment = io_alignment;
         return format(store, record_bytes_max, error);
     }
     const bool has_grown = store->segments_max > store->segment_slots;
     store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
-    return copies < 2 || has_grown ? supers_write(store, error) : KVT_OK;
+    const bool is_changed = copies < 2 || has_grown || super.capacity_bytes != store->capacity_bytes;
+    return is_changed ? supers_write(store, error) : KVT_OK;
 }
 
 /* ---- Segments found at open ----------------------------------------------------------------------------------------- */
@@ -374,16 +416,17 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
     memcpy(&footer, store->footer_buffer, sizeof footer);
     const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
         && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc)) && header.store_id == store->store_id
-        && header.index == index;
+        && header.index == index && header.sequence <= SERIAL_MAX;
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
-        && footer.index == index && footer.entry_count <= store->entries_max;
+        && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
     if (!has_header && !has_footer) return false;
     segment->sequence = has_footer ? footer.sequence : header.sequence;
     segment->epoch = has_footer ? footer.epoch : header.epoch;
+    segment->is_findable = true;
     *ret_found = (struct found_segment){ .index = index, .is_summarised = has_footer, .footer = footer };
     return segment->epoch == store->epoch;
 }
@@ -399,6 +442,10 @@ static int by_sequence(const void *a, const void *b, void *user)
 /* Puts what a summary or a walk found into the index; the higher record sequence wins, then the younger segment. */
 static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, const struct kvt_summary_entry *listed)
 {
+    if (listed->sequence > SERIAL_MAX) {
+        store->stats.recovered_bad++;
+        return KVT_OK;
+    }
     store->record_sequence = kvt_max_u64(store->record_sequence, listed->sequence);
     if (listed->flags & KVT_RECORD_PRIVATE) {
         store->stats.recovered_private++;
@@ -607,7 +654,7 @@ static enum kvt_status take_tables(struct kvt_store *store)
 enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
 {
     bool is_new = true;
-    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
+    count_fixed(store);
     KVT_TRY(super_open(store, record_bytes_max, &is_new, error));
     const uint64_t foreign_before = store->stats.foreign_bytes;
     KVT_TRY(scan_directory(store, store->segment_slots, error));
@@ -620,6 +667,8 @@ enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes
         kvt_free(found);
         KVT_TRY(status);
     }
+    if (store->header_io.is_busy)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: the disk does not answer", store->path);
     store->stats.allocated_bytes = store->stats.allocated_peak = store->allocated_fixed + store->allocated_bytes;
     store->stats.segments = store->file_count;
     return KVT_OK;

@@ -1,8 +1,8 @@
 /*
- * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round a plain copy into
- * another 256 MiB, then pack and unpack by each implementation; thread CPU time, so that neighbours on the machine
- * disturb less; the median of the rounds. The ceiling of a speed is the copy in the same run; the ceiling of a compression
- * ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible.
+ * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round a plain
+ * copy into another 256 MiB, then pack and unpack by each implementation; thread CPU time, so that neighbours on the
+ * machine disturb less; the median of the rounds. The ceiling of a speed is the copy in the same run; the ceiling of
+ * a compression ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible.
  */
 #include "tools/cmd_bench_codec.h"
 
@@ -66,7 +66,7 @@ static struct kvt_chunk_view view_of(uint8_t *memory, uint32_t block)
     return (struct kvt_chunk_view){ { first, first + BLOCK_BYTES / 2 } };
 }
 
-/* ---- The passes over the set ----------------------------------------------------------------------------------------- */
+/* ---- The passes over the set ----------------------------------------------------------------------------------- */
 
 static double copy_pass(const struct bench *b)
 {
@@ -117,7 +117,8 @@ static bool run_rounds(struct bench *b, struct times *times)
             memset(b->target, 0, (size_t)count * BLOCK_BYTES);
             times->unpack[k][round] = unpack_pass(b, count);
             if (times->unpack[k][round] < 0 || memcmp(b->source, b->target, (size_t)count * BLOCK_BYTES) != 0) {
-                (void)fprintf(stderr, "kvtier: bench codec: %s by %s does not come back exact\n", kvt_dtype_name(b->dtype), ops->name);
+                (void)fprintf(stderr, "kvtier: bench codec: %s by %s does not come back exact\n",
+                              kvt_dtype_name(b->dtype), ops->name);
                 return false;
             }
         }
@@ -125,7 +126,7 @@ static bool run_rounds(struct bench *b, struct times *times)
     return true;
 }
 
-/* ---- Compression ratios ---------------------------------------------------------------------------------------------- */
+/* ---- Compression ratios ---------------------------------------------------------------------------------------- */
 
 static double ratio_of(const struct bench *b)
 {
@@ -151,7 +152,7 @@ static double entropy_ratio(const struct bench *b, size_t page_bytes)
     return 8.0 * element_bytes / (8.0 * element_bytes - exponent_bits + entropy);
 }
 
-/* ---- Set-up ---------------------------------------------------------------------------------------------------------- */
+/* ---- Set-up ---------------------------------------------------------------------------------------------------- */
 
 static void bench_done(struct bench *b)
 {
@@ -171,7 +172,8 @@ static void fill_source(struct bench *b, const uint8_t *pages, size_t page_bytes
     for (uint32_t i = 0; i < b->block_count; i++) {
         const struct kvt_chunk_view view = view_of(b->source, i);
         for (size_t at = 0; at < BLOCK_BYTES / 2; at += half, page++)
-            for (uint32_t p = 0; p < 2; p++) memcpy(view.plane[p] + at, pages + (2 * (page % page_count) + p) * half, half);
+            for (uint32_t p = 0; p < 2; p++)
+                memcpy(view.plane[p] + at, pages + (2 * (page % page_count) + p) * half, half);
     }
     memset(b->target, 0, SET_BYTES); /* touch every page once, before anything is timed */
     memset(b->packed, 0, SET_BYTES);
@@ -189,15 +191,17 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
     b->target = kvt_table_map(SET_BYTES);
     b->packed = kvt_table_map(SET_BYTES);
     b->scratch = kvt_table_map(KVT_MIB);
-    if (!b->source || !b->target || !b->packed || !b->scratch || kvt_codec_scratch_bytes(b->codec) > KVT_MIB) return false;
+    if (!b->source || !b->target || !b->packed || !b->scratch || kvt_codec_scratch_bytes(b->codec) > KVT_MIB)
+        return false;
     const uint8_t *pages = kvt_pages(dtype, ret_page_bytes);
     fill_source(b, pages, *ret_page_bytes);
     return true;
 }
 
-/* ---- The cases and their report -------------------------------------------------------------------------------------- */
+/* ---- The cases and their report -------------------------------------------------------------------------------- */
 
-static void add_speed(struct bench_case *ret_case, const struct bench *b, const char *what, const char *by, double seconds, double copy_seconds)
+static void add_speed(struct bench_case *ret_case, const struct bench *b, const char *what, const char *by,
+                      double seconds, double copy_seconds)
 {
     (void)snprintf(ret_case->name, sizeof ret_case->name, "%s %s %s", kvt_dtype_name(b->dtype), what, by);
     ret_case->value = BLOCK_BYTES / seconds * 1e-9;
@@ -220,7 +224,8 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
         for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
             if (!kvt_rank_ops_at(k)->is_supported()) continue;
             add_speed(&cases[(*count)++], b, "pack", kvt_rank_ops_at(k)->name, median(times->pack[k]), copy_seconds);
-            add_speed(&cases[(*count)++], b, "unpack", kvt_rank_ops_at(k)->name, median(times->unpack[k]), copy_seconds);
+            add_speed(&cases[(*count)++], b, "unpack", kvt_rank_ops_at(k)->name, median(times->unpack[k]),
+                      copy_seconds);
         }
         struct bench_case *ratio = &cases[(*count)++];
         (void)snprintf(ratio->name, sizeof ratio->name, "%s raw over packed", kvt_dtype_name(dtype));
@@ -242,10 +247,11 @@ static void print_cases(const struct bench_case *cases, uint32_t count, bool is_
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_case *c = &cases[i];
         if (is_json)
-            (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}", i ? "," : "",
-                         c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
+            (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}",
+                         i ? "," : "", c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
         else
-            (void)printf("%-28s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
+            (void)printf("%-28s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling,
+                         c->value / c->ceiling);
     }
     if (is_json) (void)printf("]}\n");
 }

@@ -6,8 +6,8 @@
 
 /*
  * Measures in the calling thread and prints: a table, or one JSON object with cases[{name,value,unit,ceiling,ratio}].
- * Takes about half a minute and 900 MiB. Returns the exit status: 0, or 1 when a block did not come back exact or memory
- * was refused (one line on stderr says which).
+ * Takes about half a minute and 900 MiB. Returns the exit status: 0, or 1 when a block did not come back exact or
+ * memory was refused (one line on stderr says which).
  */
 int kvt_bench_codec(bool is_json);
 

@@ -56,6 +56,7 @@ struct kvt_store_config {
     uint64_t queue_bytes;      /* puts that wait for the disk, at most; more are refused. 0: 64 MiB */
     uint64_t link_bytes_per_s; /* pacing for experiments; 0: none */
     uint32_t queue_depth;      /* ops in flight; 0: 256 */
+    bool is_existing;          /* for tools: only a store that is there, with its last capacity; capacity_bytes is ignored */
     uint32_t record_bytes_max; /* the longest record there will be, when known: segments are made to hold several. 0: unknown */
 };
 
@@ -129,6 +130,26 @@ KVT_API bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns);
 
 /* The longest record that can be put. */
 KVT_API uint32_t kvt_store_length_max(const struct kvt_store *store);
+
+/* A record in a list. */
+struct kvt_store_listed {
+    struct kvt_store_name name;
+    uint64_t generation;
+    uint32_t length, form, tokens;
+    bool is_private;
+};
+
+/*
+ * Lists what can be found, max at a time, in no order: *cursor is 0 at first and kept by the store. Returns how many; 0: that
+ * was all. Records that are put, or deleted, meanwhile may or may not be in it.
+ */
+KVT_API uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max);
+
+/*
+ * Moves what lies scattered together, and gives segment files without records back to the file system. Returns when it is
+ * done; puts and gets go on meanwhile. IO: it did not end within 10 minutes, or the disk failed.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_store_compact(struct kvt_store *store);
 
 /* What the index says of n names, from memory: ret_exists[i]. Returns how many exist. */
 KVT_API uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n, bool *ret_exists);

@@ -6,6 +6,7 @@
  */
 #include "tests/unit/store_bench.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -51,7 +52,8 @@ static uint64_t run_child(struct bench *bench, uint64_t generation, struct kvt_r
     uint64_t acknowledged = 0;
     const uint64_t wanted = 1 + kvt_rng_below(rng, 3);
     for (uint64_t i = 0; i < wanted && read(ends[0], &report, sizeof report) == sizeof report; i++) acknowledged = report.generation;
-    (void)usleep((useconds_t)kvt_rng_below(rng, 20000));
+    struct pollfd next = { .fd = ends[0], .events = POLLIN };
+    (void)poll(&next, 1, (int)kvt_rng_below(rng, 20)); /* until then, or until it has more to say */
     assert_int_equal(kill(pid, SIGKILL), 0);
     while (read(ends[0], &report, sizeof report) == sizeof report) acknowledged = report.generation;
     (void)close(ends[0]);

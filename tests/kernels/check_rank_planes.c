@@ -1,11 +1,12 @@
 /*
- * Every SIMD implementation of rank_planes against the reference: the same sample, the same bytes, the same verdict on damaged
- * streams, nothing outside the buffers. Shapes at and around a group of 64, odd tails, channel counts that divide nothing;
- * fills from noise to constants.
+ * Every SIMD implementation of rank_planes against the reference: the same sample, the same bytes, the same verdict
+ * on damaged streams, nothing outside the buffers. Shapes at and around a group of 64, odd tails, channel counts that
+ * divide nothing; fills from noise to constants.
  *
  *     check_rank_planes [--seed N] [--only avx2|avx512]
  *
- * Exit 0: all agree. 1: the first difference is printed, with what reproduces it. 77: this machine has none to compare.
+ * Exit 0: all agree. 1: the first difference is printed, with what reproduces it. 77: this machine has none to
+ * compare.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,13 +20,22 @@ static const uint32_t channel_counts[] = { 1, 3, 31, 63, 64, 65, 80, 96, 100, 12
 static const uint32_t element_counts[] = { 1, 2, 63, 64, 65, 127, 128, 129, 1000, 4096, 8191 };
 static const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8 };
 
-struct run { const struct kvt_rank_ops *ops; struct kvt_rank_shape shape; enum rank_fill fill; bool is_based; uint64_t seed; };
+struct run {
+    const struct kvt_rank_ops *ops;
+    struct kvt_rank_shape shape;
+    enum rank_fill fill;
+    bool is_based;
+    uint64_t seed;
+};
 
 static bool differs(const struct run *run, const char *what, size_t index)
 {
-    (void)fprintf(stderr, "%s differs from the reference: %s at %zu; %s, %u planes, %u channels, %u elements, fill %s, %s, seed %llu\n",
-                  run->ops->name, what, index, kvt_dtype_name(run->shape.dtype), run->shape.plane_count, run->shape.channels,
-                  run->shape.elements, rank_fill_name(run->fill), run->is_based ? "bases" : "no bases", (unsigned long long)run->seed);
+    (void)fprintf(
+        stderr,
+        "%s differs from the reference: %s at %zu; %s, %u planes, %u channels, %u elements, fill %s, %s, seed %llu\n",
+        run->ops->name, what, index, kvt_dtype_name(run->shape.dtype), run->shape.plane_count, run->shape.channels,
+        run->shape.elements, rank_fill_name(run->fill), run->is_based ? "bases" : "no bases",
+        (unsigned long long)run->seed);
     return false;
 }
 
@@ -52,10 +62,11 @@ static bool same_packed(const struct run *run, const struct kvt_rank_pack *a, co
 }
 
 /* The same damage for both; the same verdict, and the same bytes when it is a good one. */
-static bool same_unpacked(const struct run *run, struct rank_case *a, struct rank_case *b, const struct kvt_rank_unpack *a_args,
-                          const struct kvt_rank_unpack *b_args)
+static bool same_unpacked(const struct run *run, struct rank_case *a, struct rank_case *b,
+                          const struct kvt_rank_unpack *a_args, const struct kvt_rank_unpack *b_args)
 {
-    const bool a_verdict = rank_case_unpack(&kvt_rank_ops_ref, *a_args), b_verdict = rank_case_unpack(run->ops, *b_args);
+    const bool a_verdict = rank_case_unpack(&kvt_rank_ops_ref, *a_args),
+               b_verdict = rank_case_unpack(run->ops, *b_args);
     if (a_verdict != b_verdict) return differs(run, "the verdict", a_verdict);
     for (uint32_t p = 0; a_verdict && p < run->shape.plane_count; p++)
         if (!same_bytes(run, "unpacked plane", a->target[p].bytes, b->target[p].bytes, a->target[p].size)) return false;
@@ -80,8 +91,10 @@ static bool check(const struct run *run)
     struct kvt_rng rng_a = { .state = run->seed }, rng_b = rng_a;
     rank_case_init(&a, run->shape, run->is_based, run->fill, &rng_a);
     rank_case_init(&b, run->shape, run->is_based, run->fill, &rng_b);
-    const struct kvt_rank_pack a_packed = rank_case_pack(&a, &kvt_rank_ops_ref), b_packed = rank_case_pack(&b, run->ops);
-    const struct kvt_rank_unpack a_args = rank_case_unpack_args(&a, &a_packed), b_args = rank_case_unpack_args(&b, &b_packed);
+    const struct kvt_rank_pack a_packed = rank_case_pack(&a, &kvt_rank_ops_ref),
+                               b_packed = rank_case_pack(&b, run->ops);
+    const struct kvt_rank_unpack a_args = rank_case_unpack_args(&a, &a_packed),
+                                 b_args = rank_case_unpack_args(&b, &b_packed);
     bool is_same = same_packed(run, &a_packed, &b_packed) && same_unpacked(run, &a, &b, &a_args, &b_args);
     for (uint32_t p = 0; is_same && p < run->shape.plane_count; p++)
         is_same = same_bytes(run, "what came back", a.source[p].bytes, b.target[p].bytes, b.target[p].size);
@@ -104,8 +117,14 @@ static bool check_all(const struct kvt_rank_ops *ops, uint64_t seed, uint32_t *r
         for (uint32_t c = 0; c < KVT_ARRAY_COUNT(channel_counts); c++)
             for (uint32_t e = 0; e < KVT_ARRAY_COUNT(element_counts); e++)
                 for (uint32_t f = 0; f < RANK_FILL_COUNT; f++, runs++) {
-                    const struct run run = { .ops = ops, .fill = (enum rank_fill)f, .is_based = (c + e + f) % 2, .seed = seed + runs,
-                        .shape = { .dtype = dtypes[d], .plane_count = 1 + (e + f) % 2, .channels = channel_counts[c], .elements = element_counts[e] } };
+                    const struct run run = { .ops = ops,
+                                             .fill = (enum rank_fill)f,
+                                             .is_based = (c + e + f) % 2,
+                                             .seed = seed + runs,
+                                             .shape = { .dtype = dtypes[d],
+                                                        .plane_count = 1 + (e + f) % 2,
+                                                        .channels = channel_counts[c],
+                                                        .elements = element_counts[e] } };
                     if (!check(&run)) return false;
                 }
     *ret_runs = runs;

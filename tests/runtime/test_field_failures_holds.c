@@ -384,9 +384,9 @@ static void check_accounts(struct world *world)
     const struct kvt_pool *pool = &core->pools[0];
     uint32_t owned = 0;
     for (uint32_t s = 0; s < pool->slot_count; s++) {
-        if (pool->owner[s] == KVT_NO_BLOCK) continue;
+        if (pool->slots[s].owner == KVT_NO_BLOCK) continue;
         owned++;
-        const struct kvt_block *block = kvt_core_block(core, pool->owner[s]);
+        const struct kvt_block *block = kvt_core_block(core, pool->slots[s].owner);
         assert_true(pool->quarantined > 0 || block->device_slot == s);
     }
     assert_int_equal(pool->free_count + owned, pool->slot_count);

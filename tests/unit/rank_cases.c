@@ -50,7 +50,8 @@ static uint16_t value_of(enum kvt_dtype dtype, uint32_t channel, enum rank_fill 
     return 0;
 }
 
-void rank_fill(uint8_t *target, enum kvt_dtype dtype, uint32_t elements, uint32_t channels, enum rank_fill fill, struct kvt_rng *rng)
+void rank_fill(uint8_t *target, enum kvt_dtype dtype, uint32_t elements, uint32_t channels, enum rank_fill fill,
+               struct kvt_rng *rng)
 {
     for (uint32_t i = 0; i < elements; i++) {
         const uint16_t value = value_of(dtype, i % channels, fill, rng);
@@ -76,7 +77,8 @@ bool rank_buffer_is_intact(const struct rank_buffer *buffer)
 
 void rank_buffer_done(struct rank_buffer *buffer) { kvt_free(buffer->memory); }
 
-void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_based, enum rank_fill fill, struct kvt_rng *rng)
+void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_based, enum rank_fill fill,
+                    struct kvt_rng *rng)
 {
     *c = (struct rank_case){ .shape = shape };
     const size_t plane_bytes = (size_t)shape.elements * kvt_dtype_bytes(shape.dtype);
@@ -100,7 +102,8 @@ void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_ba
 
 bool rank_case_is_intact(const struct rank_case *c)
 {
-    bool is_intact = rank_buffer_is_intact(&c->rest) && rank_buffer_is_intact(&c->first) && rank_buffer_is_intact(&c->escapes);
+    bool is_intact =
+        rank_buffer_is_intact(&c->rest) && rank_buffer_is_intact(&c->first) && rank_buffer_is_intact(&c->escapes);
     for (uint32_t p = 0; p < 2; p++) {
         is_intact = is_intact && rank_buffer_is_intact(&c->source[p]) && rank_buffer_is_intact(&c->target[p]);
         is_intact = is_intact && rank_buffer_is_intact(&c->second[p]) && rank_buffer_is_intact(&c->third[p]);
@@ -125,9 +128,14 @@ void rank_case_done(struct rank_case *c)
 struct kvt_rank_pack rank_case_pack(struct rank_case *c, const struct kvt_rank_ops *ops)
 {
     struct kvt_rank_pack args = {
-        .shape = c->shape, .source = { c->source[0].bytes, c->source[1].bytes }, .bases = { { c->bases[0], c->bases[1] } },
-        .rest = c->rest.bytes, .first = c->first.bytes, .second = { c->second[0].bytes, c->second[1].bytes },
-        .third = { c->third[0].bytes, c->third[1].bytes }, .escapes = c->escapes.bytes,
+        .shape = c->shape,
+        .source = { c->source[0].bytes, c->source[1].bytes },
+        .bases = { { c->bases[0], c->bases[1] } },
+        .rest = c->rest.bytes,
+        .first = c->first.bytes,
+        .second = { c->second[0].bytes, c->second[1].bytes },
+        .third = { c->third[0].bytes, c->third[1].bytes },
+        .escapes = c->escapes.bytes,
     };
     uint32_t histogram[256];
     ops->sample(&args.shape, args.source, &args.bases, histogram);

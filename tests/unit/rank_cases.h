@@ -23,7 +23,8 @@ enum rank_fill {
 const char *rank_fill_name(enum rank_fill fill);
 
 /* Fills `elements` elements; element i is of channel i % channels. */
-void rank_fill(uint8_t *target, enum kvt_dtype dtype, uint32_t elements, uint32_t channels, enum rank_fill fill, struct kvt_rng *rng);
+void rank_fill(uint8_t *target, enum kvt_dtype dtype, uint32_t elements, uint32_t channels, enum rank_fill fill,
+               struct kvt_rng *rng);
 
 /* Memory with canaries on both sides, at an odd address; ASan sees what they do not. */
 struct rank_buffer { uint8_t *memory, *bytes; size_t size; };
@@ -39,7 +40,8 @@ struct rank_case {
     uint8_t *bases[2]; /* NULL without bases */
 };
 
-void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_based, enum rank_fill fill, struct kvt_rng *rng);
+void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_based, enum rank_fill fill,
+                    struct kvt_rng *rng);
 bool rank_case_is_intact(const struct rank_case *c);
 void rank_case_done(struct rank_case *c);
 
@@ -47,7 +49,10 @@ void rank_case_done(struct rank_case *c);
 struct kvt_rank_pack rank_case_pack(struct rank_case *c, const struct kvt_rank_ops *ops);
 /* What unpacks into the targets what pack made. */
 struct kvt_rank_unpack rank_case_unpack_args(struct rank_case *c, const struct kvt_rank_pack *packed);
-/* Unpacks from copies of the streams that are as long as the counts say and the slack, no more: ASan sees what reads further. */
+/*
+ * Unpacks from copies of the streams that are as long as the counts say and the slack, no more: ASan sees what reads
+ * further.
+ */
 bool rank_case_unpack(const struct kvt_rank_ops *ops, struct kvt_rank_unpack args);
 
 #endif

@@ -3,8 +3,8 @@
  *
  * Bytes of a record are a function of its key and generation, so that any reader can check them.
  */
-#ifndef KVT_TESTS_STORE_BENCH_H
-#define KVT_TESTS_STORE_BENCH_H
+#ifndef KVT_TESTS_UNIT_STORE_BENCH_H
+#define KVT_TESTS_UNIT_STORE_BENCH_H
 
 #include <ftw.h>
 #include <setjmp.h>

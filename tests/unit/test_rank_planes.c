@@ -22,11 +22,17 @@ static void the_reference_writes_the_documented_bits(void **state)
     /* bf16 exponents: ranks 0, 1, 2, 3, 8 and an escape. */
     const uint8_t exponent[6] = { 120, 121, 122, 123, 128, 7 };
     uint8_t source[12], rest[6], first[16], second[2][72], third[2][72], escapes[70];
-    for (uint32_t i = 0; i < 6; i++) kvt_store_u16(source + 2 * i, (uint16_t)(0x8000u * (i & 1) | (uint32_t)exponent[i] << 7 | i));
+    for (uint32_t i = 0; i < 6; i++)
+        kvt_store_u16(source + 2 * i, (uint16_t)(0x8000u * (i & 1) | (uint32_t)exponent[i] << 7 | i));
     struct kvt_rank_pack args = {
-        .shape = { .dtype = KVT_DTYPE_BF16, .plane_count = 1, .channels = 6, .elements = 6 }, .source = { source },
+        .shape = { .dtype = KVT_DTYPE_BF16, .plane_count = 1, .channels = 6, .elements = 6 },
+        .source = { source },
         .table = { .symbol = { 120, 121, 122, 123, 124, 125, 126, 127, 128 }, .low = 120 },
-        .rest = rest, .first = first, .second = { second[0], second[1] }, .third = { third[0], third[1] }, .escapes = escapes,
+        .rest = rest,
+        .first = first,
+        .second = { second[0], second[1] },
+        .third = { third[0], third[1] },
+        .escapes = escapes,
     };
     kvt_rank_ops_ref.pack(&args);
     for (uint32_t i = 0; i < 6; i++) assert_int_equal(rest[i], 0x80 * (i & 1) | i);
@@ -52,7 +58,8 @@ static void the_nine_commonest_of_the_best_window_get_ranks(void **state)
     const uint64_t bits = kvt_rank_choose(histogram, &table);
     assert_int_equal(table.symbol[0], 5);
     assert_int_equal(table.symbol[8], 253);
-    for (uint32_t r = 0; r < KVT_RANK_SYMBOLS; r++) assert_true((uint8_t)(table.symbol[r] - table.low) < KVT_RANK_WINDOW);
+    for (uint32_t r = 0; r < KVT_RANK_SYMBOLS; r++)
+        assert_true((uint8_t)(table.symbol[r] - table.low) < KVT_RANK_WINDOW);
     /* 21, 20, 19 at 2 bits; 18, 17, 16 at 4; 15, 14, 13 at 6; 12 + 11 + 10 and the far 15 escape. */
     assert_int_equal(bits, 60 * 2 + 51 * 4 + 42 * 6 + (33 + 15) * 14);
 }
@@ -65,7 +72,8 @@ static void round_trip(const struct kvt_rank_ops *ops, struct kvt_rank_shape sha
     const struct kvt_rank_pack packed = rank_case_pack(&c, ops);
     const struct kvt_rank_unpack args = rank_case_unpack_args(&c, &packed);
     assert_true(rank_case_unpack(ops, args));
-    for (uint32_t p = 0; p < shape.plane_count; p++) assert_memory_equal(c.source[p].bytes, c.target[p].bytes, c.source[p].size);
+    for (uint32_t p = 0; p < shape.plane_count; p++)
+        assert_memory_equal(c.source[p].bytes, c.target[p].bytes, c.source[p].size);
     assert_true(rank_case_is_intact(&c));
     rank_case_done(&c);
 }
@@ -93,7 +101,9 @@ static void the_sample_sees_all_channel_groups(void **state)
     (void)state;
     const uint32_t counts[] = { 64, 128, 192, 256, 320, 512, 640, 1024 };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(counts); i++) {
-        const struct kvt_rank_shape shape = { .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = counts[i], .elements = counts[i] * 64 };
+        const struct kvt_rank_shape shape = {
+            .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = counts[i], .elements = counts[i] * 64
+        };
         const uint32_t per_row = counts[i] / 64;
         uint32_t seen = 0, group;
         struct kvt_rank_sampling sampling = kvt_rank_sampling_begin(&shape);
@@ -110,7 +120,9 @@ static void no_chunk_has_more_samples_than_there_is_room_for(void **state)
 {
     (void)state;
     for (uint32_t groups = 1; groups < 5000; groups++) {
-        const struct kvt_rank_shape shape = { .dtype = KVT_DTYPE_FP8, .plane_count = 1, .channels = 64, .elements = groups * 64 };
+        const struct kvt_rank_shape shape = {
+            .dtype = KVT_DTYPE_FP8, .plane_count = 1, .channels = 64, .elements = groups * 64
+        };
         struct kvt_rank_sampling sampling = kvt_rank_sampling_begin(&shape);
         uint32_t group;
         while (kvt_rank_sampling_next(&sampling, &group)) continue;
@@ -134,7 +146,8 @@ static void damaged_planes_never_read_or_write_out_of_bounds(void **state)
             rank_case_init(&c, shape, i % 2, i % 4 < 2 ? RANK_FILL_KV : RANK_FILL_ESCAPES, &rng);
             const struct kvt_rank_pack packed = rank_case_pack(&c, ops);
             struct kvt_rank_unpack args = rank_case_unpack_args(&c, &packed);
-            for (uint32_t k = 0; k < 1 + i % 4; k++) c.first.bytes[kvt_rng_below(&rng, c.first.size)] ^= (uint8_t)kvt_rng_next(&rng);
+            for (uint32_t k = 0; k < 1 + i % 4; k++)
+                c.first.bytes[kvt_rng_below(&rng, c.first.size)] ^= (uint8_t)kvt_rng_next(&rng);
             if (i % 5 == 0) args.second_count = (uint32_t)kvt_rng_below(&rng, args.second_count + 1);
             if (i % 7 == 0) args.third_count = (uint32_t)kvt_rng_below(&rng, args.third_count + 1);
             if (i % 11 == 0) args.escape_count = (uint32_t)kvt_rng_below(&rng, args.escape_count + 1);
@@ -152,7 +165,9 @@ static void streams_that_do_not_fit_together_are_refused(void **state)
         const struct kvt_rank_ops *ops = kvt_rank_ops_at(o);
         if (!ops->is_supported()) continue;
         struct kvt_rng rng = { .state = 3 };
-        const struct kvt_rank_shape shape = { .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = 100, .elements = 1000 };
+        const struct kvt_rank_shape shape = {
+            .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = 100, .elements = 1000
+        };
         struct rank_case c;
         rank_case_init(&c, shape, false, RANK_FILL_ESCAPES, &rng);
         const struct kvt_rank_pack packed = rank_case_pack(&c, ops);

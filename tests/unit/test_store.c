@@ -3,7 +3,7 @@
 
 #include <sys/select.h>
 
-enum { KIB = 1024 };
+enum { KIB = 1024, MIB = 1024 * KIB };
 
 struct world { const char *name; const struct kvt_block_io_ops *io; bool is_single; };
 
@@ -358,6 +358,64 @@ static void with_everything_held_puts_are_refused_and_come_back_after_a_release(
     }
 }
 
+/* Summaries take room too: the smallest records, all held, beside puts of nearly any size. */
+static void held_records_of_the_smallest_size_are_never_lost(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench.config.capacity_bytes = 2 * KVT_MIB;
+    bench_open(&bench);
+    struct kvt_store_found found;
+    struct kvt_rng rng = { 5 };
+    uint64_t held = 0;
+    for (uint64_t i = 0; i < 6000; i++) {
+        const uint32_t length = i % 20 == 7 ? 1 + (uint32_t)kvt_rng_below(&rng, kvt_store_length_max(bench.store)) : 100;
+        const struct kvt_store_name name = bench_name(i);
+        if (bench_put(&bench, i, length) != KVT_OK || length != 100) continue;
+        assert_true(kvt_store_hold(bench.store, &name, &found));
+        held++;
+    }
+    assert_true(held > 1000);
+    struct kvt_store_name lost;
+    assert_int_equal(kvt_store_poll_lost(bench.store, &lost, 1), 0);
+    assert_int_equal(bench_stats(&bench).held_bytes, held * 512);
+    bench_done(&bench);
+}
+
+static void compacting_gives_space_back_and_drops_nothing(void **state)
+{
+    (void)state;
+    EVERY_WORLD(world) {
+        struct bench bench;
+        world_init(&bench, world);
+        bench_open(&bench);
+        for (uint64_t i = 0; i < 240; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
+        for (uint64_t i = 0; i < 240; i++) {
+            const struct kvt_store_name name = bench_name(i);
+            if (i % 4) assert_int_equal(kvt_store_delete(bench.store, &name, 1), 1);
+        }
+        const struct kvt_store_stats before = bench_stats(&bench);
+        assert_int_equal(kvt_store_compact(bench.store), KVT_OK);
+        const struct kvt_store_stats after = bench_stats(&bench);
+        assert_true(after.allocated_bytes < before.allocated_bytes / 2 + MIB);
+        assert_int_equal(after.records, 60);
+        assert_int_equal(after.live_bytes, before.live_bytes);
+        bench_reopen(&bench);
+        for (uint64_t i = 0; i < 240; i += 4) assert_int_equal(bench_get(&bench, i, 20 * KIB), KVT_OK);
+        struct kvt_store_listed listed[7];
+        uint64_t cursor = 0, sum = 0, count = 0;
+        for (uint32_t n = kvt_store_list(bench.store, &cursor, listed, 7); n > 0; n = kvt_store_list(bench.store, &cursor, listed, 7)) {
+            for (uint32_t i = 0; i < n; i++) sum += listed[i].name.key[0];
+            count += n;
+        }
+        assert_int_equal(count, bench_stats(&bench).records);
+        assert_true(count >= 60);
+        assert_true(sum >= 60 * 59 / 2 * 4);
+        bench_done(&bench);
+    }
+}
+
 static void holds_are_counted(void **state)
 {
     (void)state;
@@ -500,6 +558,8 @@ int main(void)
         cmocka_unit_test(what_was_read_outlives_what_was_not),
         cmocka_unit_test(held_records_stay_whatever_is_put),
         cmocka_unit_test(with_everything_held_puts_are_refused_and_come_back_after_a_release),
+        cmocka_unit_test(held_records_of_the_smallest_size_are_never_lost),
+        cmocka_unit_test(compacting_gives_space_back_and_drops_nothing),
         cmocka_unit_test(holds_are_counted),
         cmocka_unit_test(b26_the_write_queue_is_bounded_and_the_excess_is_refused),
         cmocka_unit_test(small_puts_share_large_writes),

@@ -250,6 +250,93 @@ static void b62_each_damage_heals_with_the_next_put(void **state)
     }
 }
 
+/* The process dies without a word; what had come back from the disk stays. */
+static void crash(struct bench *bench)
+{
+    io_faulty_cut_at(bench->image, 1);
+    kvt_store_close(&bench->store);
+    io_faulty_process_restart(bench->image);
+}
+
+static void b63_after_a_crash_every_key_gives_its_bytes_or_a_miss(void **state)
+{
+    (void)state;
+    for (uint64_t count = 700; count < 760; count += 7) {
+        struct bench bench;
+        bench_init_faulty(&bench, count);
+        bench.config.capacity_bytes = 3 * KVT_MIB;
+        bench_open(&bench);
+        /* Several laps: recycled segments hold whole records of earlier laps behind the younger ones. */
+        for (uint64_t i = 0; i < count; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB - (uint32_t)(i / 200) * 512), KVT_OK);
+        static bool was_there[800];
+        uint64_t records = 0, again = 0;
+        for (uint64_t i = 0; i < count; i++) records += was_there[i] = bench_has(&bench, i);
+        crash(&bench);
+        bench_open(&bench);
+        again = bench_stats(&bench).records;
+        for (uint64_t i = 0; i < count; i++) {
+            const enum kvt_status status = bench_get(&bench, i, 20 * KIB - (uint32_t)(i / 200) * 512);
+            assert_true(status == KVT_OK || (status == KVT_NOTFOUND && !was_there[i]));
+        }
+        /* More only from the spare segment, whose records nothing has overwritten yet. */
+        assert_in_range(again, records, records + bench_stats(&bench).segment_bytes / (18 * KIB));
+        bench_done(&bench);
+    }
+}
+
+/* Plants a valid record of this store at a free place of the open segment, and wants it to be nothing. */
+static void plant_and_look(struct bench *bench, const char *source_file, uint64_t source, const char *file, uint64_t target, uint64_t end)
+{
+    static uint8_t record[3584];
+    char next_file[24];
+    uint64_t next;
+    assert_true(io_faulty_peek(bench->image, bench->path, source_file, source, record, sizeof record));
+    const uint64_t records = bench_stats(bench).records;
+    kvt_store_close(&bench->store);
+    assert_true(io_faulty_poke(bench->image, bench->path, file, target, record, sizeof record));
+    bench_open(bench);
+    assert_int_equal(bench_stats(bench).records, records);
+    assert_int_equal(bench_put(bench, 9999, 3000), KVT_OK);
+    assert_true(find_record(bench, 9999, next_file, &next));
+    assert_string_equal(next_file, file);
+    assert_int_equal(next, end); /* appended to the records, not to what was planted */
+}
+
+static void a_record_at_another_place_than_its_own_is_no_record(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    char file[24];
+    uint64_t offset;
+    for (uint64_t i = 0; i < 3; i++) assert_int_equal(bench_put(&bench, i, 3000), KVT_OK);
+    assert_true(find_record(&bench, 0, file, &offset));
+    plant_and_look(&bench, file, offset, file, offset + 100 * KIB, offset + 3 * 3584);
+    bench_done(&bench);
+}
+
+static void a_record_of_an_earlier_use_of_its_segment_is_no_record(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    char first[24], file[24];
+    uint64_t offset, end;
+    assert_int_equal(bench_put(&bench, 0, 3000), KVT_OK);
+    uint64_t key = 1;
+    do {
+        assert_int_equal(bench_put(&bench, key, 3000), KVT_OK);
+        assert_true(find_record(&bench, key++, file, &end));
+    } while (strcmp(file, "segment-000000") == 0);
+    /* The same offset, another segment: all that differs is the sequence. */
+    assert_true(find_record(&bench, key - 3, first, &offset));
+    assert_string_equal(first, "segment-000000");
+    plant_and_look(&bench, first, offset, file, offset, end + 3584);
+    bench_done(&bench);
+}
+
 /* ---- Writes ---------------------------------------------------------------------------------------------------------- */
 
 static void b32_a_short_write_is_finished_or_the_put_fails(void **state)
@@ -466,6 +553,70 @@ static void b34_every_length_works_on_a_disk_of_4096_byte_blocks(void **state)
     bench_done(&bench);
 }
 
+static void b35_an_open_whose_disk_is_silent_is_refused(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    for (uint64_t i = 0; i < 100; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
+    kvt_store_close(&bench.store);
+    for (uint64_t n = 1; n < 12; n++) {
+        io_faulty_at(bench.image, IO_FAULTY_READ, n, IO_FAULTY_HELD);
+        assert_int_equal(bench_try_open(&bench), KVT_IO);
+        assert_non_null(strstr(bench.error, bench.path));
+        io_faulty_heal(bench.image);
+    }
+    bench_open(&bench);
+    assert_int_equal(bench_get(&bench, 99, 20 * KIB), KVT_OK);
+    bench_done(&bench);
+}
+
+static void a_sync_that_gave_up_does_not_make_the_next_one_lie(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    static uint8_t bytes[2][1000];
+    struct kvt_store_op puts[2], *done[2];
+    assert_int_equal(bench_put(&bench, 0, 1000), KVT_OK);
+    for (uint64_t i = 0; i < 2; i++)
+        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(1 + i), .buffer = bytes[i], .length = 1000 };
+    struct kvt_store_op *ops[] = { &puts[0] };
+    io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_HELD, 1000000);
+    assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    ops[0] = &puts[1];
+    assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    io_faulty_heal(bench.image);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    assert_int_equal(kvt_store_poll(bench.store, done, 2), 2);
+    assert_int_equal(puts[1].status, KVT_OK);
+    bench_done(&bench);
+}
+
+static void a_segment_that_the_next_open_could_not_find_is_not_durable(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    /* The header of the first segment cannot be written, its records can. */
+    for (uint64_t n = 1; n <= 4; n++)
+        if (n != 2) io_faulty_at(bench.image, IO_FAULTY_WRITE, n, IO_FAULTY_EIO);
+    assert_int_equal(bench_put(&bench, 1, 1000), KVT_OK);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_IO);
+    io_faulty_heal(bench.image);
+    /* Full and closed it has a footer, and that is enough. */
+    for (uint64_t i = 2; i < 100; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    bench_reopen(&bench);
+    for (uint64_t i = 2; i < 100; i++) assert_int_equal(bench_get(&bench, i, 20 * KIB), KVT_OK);
+    bench_done(&bench);
+}
+
 static void a_sync_that_fails_says_so(void **state)
 {
     (void)state;
@@ -498,6 +649,9 @@ int main(void)
         cmocka_unit_test(b47_swapped_records_are_misses),
         cmocka_unit_test(b48_a_failed_get_of_a_whole_record_leaves_the_buffer_alone),
         cmocka_unit_test(b62_each_damage_heals_with_the_next_put),
+        cmocka_unit_test(b63_after_a_crash_every_key_gives_its_bytes_or_a_miss),
+        cmocka_unit_test(a_record_of_an_earlier_use_of_its_segment_is_no_record),
+        cmocka_unit_test(a_record_at_another_place_than_its_own_is_no_record),
         cmocka_unit_test(b32_a_short_write_is_finished_or_the_put_fails),
         cmocka_unit_test(b44_a_failed_put_is_never_seen),
         cmocka_unit_test(a_lookup_during_the_write_is_a_miss),
@@ -506,6 +660,9 @@ int main(void)
         cmocka_unit_test(b35_every_submitted_op_gives_exactly_one_completion),
         cmocka_unit_test(held_records_that_cannot_be_copied_are_told_as_lost),
         cmocka_unit_test(b34_every_length_works_on_a_disk_of_4096_byte_blocks),
+        cmocka_unit_test(b35_an_open_whose_disk_is_silent_is_refused),
+        cmocka_unit_test(a_sync_that_gave_up_does_not_make_the_next_one_lie),
+        cmocka_unit_test(a_segment_that_the_next_open_could_not_find_is_not_durable),
         cmocka_unit_test(a_sync_that_fails_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,6 +66,8 @@ struct kvt_config {
     const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
     uint64_t nvme_bytes;        /* disk space, as du sees it */
     bool is_codec_off;          /* true: copies stay raw in every tier */
+    bool is_codec_tables_off;   /* true: copies are packed without tables of the channels' scales, which are learned from the
+                                   first few hundred tokens otherwise; copies that were packed with them are still read */
 
     const char *device_policy;  /* eviction; NULL: "lru" */
     const char *host_policy;    /* NULL: as device_policy */
@@ -271,6 +273,7 @@ struct kvt_stats {
     uint64_t packed_blocks, raw_blocks; /* stashes from the device by form */
     uint64_t packed_bytes, packed_raw_bytes;   /* what they took, and would have taken raw */
     uint64_t host_raw_equivalent_bytes; /* raw bytes of what the host tier holds now */
+    uint64_t host_slot_bytes;           /* of host memory: what its slots take, whole chunks; buffers left out */
     uint64_t store_raw_bytes, store_stored_bytes;  /* written: raw bytes of the blocks; record bytes with header and padding */
     uint64_t store_allocated_bytes, store_allocated_peak;  /* as du sees it */
     uint64_t store_records;

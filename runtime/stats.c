@@ -103,7 +103,6 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     ret_stats->packed_bytes = counters->packed_bytes;
     ret_stats->packed_raw_bytes = counters->packed_raw_bytes;
     ret_stats->host_raw_equivalent_bytes = core->has_host ? core->host.raw_equivalent_bytes : 0;
-    ret_stats->host_slot_bytes = core->has_host ? core->host.chunk_bytes_used : 0;
     ret_stats->bookkeeping_bytes = bookkeeping_bytes(core);
     ret_stats->prefetched_blocks = counters->prefetched_blocks;
     ret_stats->demand_blocks = counters->demand_blocks;

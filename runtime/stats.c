@@ -79,6 +79,7 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     const struct kvt_counters *counters = &core->counters;
     device_stats(core, &ret_stats->tiers[KVT_TIER_DEVICE]);
     host_stats(runtime, &ret_stats->tiers[KVT_TIER_HOST]);
+    if (core->has_host) ret_stats->host_slot_bytes = core->host.chunk_bytes_used;
     store_stats(runtime, ret_stats);
     for (uint32_t t = 0; t < KVT_TIERS; t++) {
         ret_stats->tiers[t].hits = counters->hits[t];

@@ -276,6 +276,7 @@ struct kvt_stats {
     uint64_t packed_blocks, raw_blocks; /* stashes from the device by form */
     uint64_t packed_bytes, packed_raw_bytes;   /* what they took, and would have taken raw */
     uint64_t host_raw_equivalent_bytes; /* raw bytes of what the host tier holds now */
+    uint64_t host_slot_bytes;           /* memory of the slots that hold it: used_bytes without the buffers of transfers */
     uint64_t store_raw_bytes, store_stored_bytes;  /* written: raw bytes of the blocks; record bytes with header and padding */
     uint64_t store_allocated_bytes, store_allocated_peak;  /* as du sees it */
     uint64_t store_records;

@@ -157,12 +157,11 @@ static void put_steps(struct json_object *root, const struct kvt_report *report)
 static void put_stores(struct json_object *root, const struct kvt_report *report)
 {
     const struct kvt_stats *stats = &report->stats;
-    const struct kvt_tier_stats *host = &stats->tiers[KVT_TIER_HOST];
     if (report->has_host) {
         struct json_object *object = put_object(root, "host");
         put(object, "raw_equivalent_bytes", stats->host_raw_equivalent_bytes);
-        put(object, "used_bytes", host->used_bytes);
-        put_double(object, "ratio", kvt_report_ratio(stats->host_raw_equivalent_bytes, host->used_bytes));
+        put(object, "slot_bytes", stats->host_slot_bytes);
+        put_double(object, "ratio", kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->host_slot_bytes));
         put(object, "packed_blocks", stats->packed_blocks);
         put(object, "raw_blocks", stats->raw_blocks);
         put_double(object, "packed_ratio", kvt_report_ratio(stats->packed_raw_bytes, stats->packed_bytes));
@@ -275,7 +274,7 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
     const struct kvt_stats *stats = &report->stats;
     if (report->has_host) {
         (void)fprintf(stream, "  host        holds %.2f times what raw slots would\n",
-                      kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->tiers[KVT_TIER_HOST].used_bytes));
+                      kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->host_slot_bytes));
     }
     if (report->has_store) {
         (void)fprintf(stream, "  store       %s of blocks in %s of records, %.2f times less; %s by du, %.2f times less\n",

@@ -269,6 +269,15 @@ static void nvme_read_failed(struct kvt_core *core, uint32_t index, enum kvt_sta
         kvt_nvme_drop(core, index, status == KVT_IO || status == KVT_CORRUPT);
 }
 
+/* Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it again. */
+static void unpack_failed(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0)
+        kvt_host_drop(core, index, KVT_POLICY_DROPPED);
+    nvme_read_failed(core, index, KVT_CORRUPT);
+}
+
 static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *transfer)
 {
     if (!transfer->is_prefetch) return;
@@ -409,10 +418,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    /* Host bytes that do not unpack are no copy. */
-    const struct kvt_block *from = kvt_core_block(core, source);
-    if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
-        kvt_host_drop(core, source, KVT_POLICY_DROPPED);
+    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);

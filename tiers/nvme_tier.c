@@ -161,8 +161,10 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.link_bytes_per_s = config->link_bytes_per_s;
     store.queue_depth = depth;
     store.record_bytes_max = config->record_bytes_max;
-    const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, config->wake.wake, config->wake.user, &nvme->store,
-                                                                    config->ret_error, config->error_bytes)
+    const struct kvt_store_more more = { .wake = config->wake.wake, .wake_user = config->wake.user,
+                                         .side_bytes_max = config->side_bytes_max };
+    const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error,
+                                                                    config->error_bytes)
                                               : KVT_NOMEM;
     if (status != KVT_OK) {
         kvt_free(nvme->jobs);
@@ -175,6 +177,21 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     }
     *ret_tier = &nvme->tier;
     return KVT_OK;
+}
+
+enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size, int *ret_errno)
+{
+    return kvt_store_side_save(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, bytes, size, ret_errno);
+}
+
+enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity, size_t *ret_size)
+{
+    return kvt_store_side_load(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, target, capacity, ret_size);
+}
+
+void kvt_nvme_tier_side_remove(struct kvt_tier *tier, struct kvt_key name)
+{
+    kvt_store_side_remove(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi });
 }
 
 struct kvt_store *kvt_nvme_tier_store(struct kvt_tier *tier)

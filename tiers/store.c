@@ -240,8 +240,9 @@ static void close_parts(struct kvt_store *store)
     kvt_free(store);
 }
 
-enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env, void (*wake)(void *user),
-                                    void *wake_user, struct kvt_store **ret_store, char *ret_error, size_t error_bytes)
+enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env,
+                                    const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error,
+                                    size_t error_bytes)
 {
     const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
     if (ret_error && error_bytes > 0) ret_error[0] = '\0';
@@ -250,8 +251,11 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     if (!store) return kvt_store_refuse(error, KVT_NOMEM, "out of memory");
     store->env = env ? *env : kvt_env_default();
     if (!store->env.now_ns) store->env.now_ns = kvt_env_default().now_ns;
-    store->wake = wake;
-    store->wake_user = wake_user;
+    if (more) {
+        store->wake = more->wake;
+        store->wake_user = more->wake_user;
+        store->side_bytes_max = more->side_bytes_max;
+    }
     store->capacity_bytes = config->capacity_bytes;
     store->reserve_bytes = config->reserve_bytes;
     store->queue_bytes_max = config->queue_bytes ? config->queue_bytes : 64 * KVT_MIB;
@@ -276,7 +280,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
 enum kvt_status kvt_store_open(const struct kvt_store_config *config, const struct kvt_env *env, struct kvt_store **ret_store,
                                char *ret_error, size_t error_bytes)
 {
-    return kvt_store_open_with(config, env, NULL, NULL, ret_store, ret_error, error_bytes);
+    return kvt_store_open_with(config, env, NULL, ret_store, ret_error, error_bytes);
 }
 
 /* Ops that never ended: the disk did not answer, or they were still queued. The I/O is closed: nothing touches them any more. */

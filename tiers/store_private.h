@@ -174,6 +174,8 @@ struct kvt_store {
     int directory, lock_file;
     bool is_directory_made; /* by this open: a failed one takes it away again */
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
+    uint64_t side_bytes_max; /* of the side file that may be saved */
+    uint64_t side_bytes;     /* what the side files that were found at open take */
     uint32_t queue_depth;
     bool is_existing;        /* a tool's open: nothing is made */
     uint64_t segment_bytes;
@@ -349,10 +351,37 @@ void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence,
 
 /* ---- store.c ------------------------------------------------------------------------------------------------------- */
 
-/* As kvt_store_open; wake is called, from the I/O thread, when poll or poll_lost has something. */
+/* What the tier above wants besides. */
+struct kvt_store_more {
+    void (*wake)(void *user); /* from the I/O thread, when poll or poll_lost has something */
+    void *wake_user;
+    uint64_t side_bytes_max;  /* room for a side file of so many bytes; 0: there will be none */
+};
+
+/* As kvt_store_open. more may be NULL. */
 KVT_NODISCARD enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env,
-                                                  void (*wake)(void *user), void *wake_user, struct kvt_store **ret_store,
+                                                  const struct kvt_store_more *more, struct kvt_store **ret_store,
                                                   char *ret_error, size_t error_bytes);
+
+/* ---- store_side.c: a few KiB beside the segments that records cannot be read without ---------------------------------- */
+
+#define KVT_STORE_SIDE_PREFIX "side-"
+#define KVT_STORE_SIDES_MAX   16 /* files of different names; the oldest of more are removed at open */
+
+/*
+ * Replaces the side file of this name. OK: it is on the device, whole, before any record that is put from now on. FULL: larger
+ * than what was announced at open. IO, with ret_errno: it could not be; what was there before still is. Blocks; not from
+ * the I/O thread; one call at a time.
+ */
+KVT_NODISCARD enum kvt_status kvt_store_side_save(struct kvt_store *store, const uint64_t name[2], const void *bytes, size_t size,
+                                                  int *ret_errno);
+/* Reads it: NOTFOUND | FULL: larger than capacity | IO. Whoever saved it checks that it is what was saved. */
+KVT_NODISCARD enum kvt_status kvt_store_side_load(struct kvt_store *store, const uint64_t name[2], void *target, size_t capacity,
+                                                  size_t *ret_size);
+/* None there is fine. */
+void kvt_store_side_remove(struct kvt_store *store, const uint64_t name[2]);
+/* What they take on disk, as du sees it; with more than KVT_STORE_SIDES_MAX the oldest are removed. At open. */
+uint64_t kvt_store_sides_count(struct kvt_store *store);
 
 static inline const struct kvt_name *kvt_name_of(const struct kvt_store_name *name)
 {

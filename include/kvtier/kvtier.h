@@ -66,6 +66,8 @@ struct kvt_config {
     const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
     uint64_t nvme_bytes;        /* disk space, as du sees it */
     bool is_codec_off;          /* true: copies stay raw in every tier */
+    bool is_codec_tables_off;   /* true: copies are packed without tables of the channels' scales, which are learned from the
+                                   first few hundred tokens otherwise; copies that were packed with them are still read */
 
     const char *device_policy;  /* eviction; NULL: "lru" */
     const char *host_policy;    /* NULL: as device_policy */

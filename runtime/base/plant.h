@@ -12,7 +12,8 @@ enum kvt_plant {
     KVT_PLANT_STASH_BEFORE_WRITE, /* a stash does not wait for the kernel that writes the block */
     KVT_PLANT_FETCH_BEFORE_READ,  /* a fetch does not wait for the kernel that still reads the slot */
     KVT_PLANT_REUSE_BEFORE_STASH, /* a slot is given on while its stash is still to read it */
-    KVT_PLANT_STASH_BEFORE_FILL   /* a copy counts as filled when the transfer that fills it starts */
+    KVT_PLANT_STASH_BEFORE_FILL,  /* a copy counts as filled when the transfer that fills it starts */
+    KVT_PLANT_PACK_BEFORE_SAVE    /* blocks are packed with a table that is not saved yet */
 };
 
 #ifndef KVT_PLANT

@@ -387,7 +387,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK) {
+    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {

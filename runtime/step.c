@@ -1,6 +1,7 @@
 /* step: who is ready, what a step pins, and how streams are ordered around it. */
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/planner.h"
 #include "runtime/residency.h"
@@ -226,7 +227,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     while (step->limbo != KVT_NO_BLOCK) {
         const uint32_t index = step->limbo;
         step->limbo = kvt_core_block(core, index)->link;
-        kvt_block_unclaim(core, index, mark);
+        if (!KVT_PLANTED(DROPPED_UNPIN)) kvt_block_unclaim(core, index, mark);
         kvt_block_unref(core, index);
     }
     step->is_open = false;

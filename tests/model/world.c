@@ -19,6 +19,7 @@
 jmp_buf *world_failed;
 bool world_is_quiet;
 uint32_t world_failure;
+char world_failure_text[512];
 
 static struct world *current; /* the one that a failing assertion speaks of */
 
@@ -36,6 +37,7 @@ void world_say(struct world *world, const char *format, ...)
 
 static void leave(struct world *world, const char *what)
 {
+    (void)snprintf(world_failure_text, sizeof world_failure_text, "%s", what);
     world_failure = 1;
     for (const char *at = what; *at; at++) {
         if (*at < '0' || *at > '9') world_failure = world_failure * 31 + (uint8_t)*at;

@@ -146,7 +146,7 @@ struct world_config world_config_of(uint64_t seed)
             config.deadline_ns = 200 * MS;
         }
     }
-    config.haste = 1 + (uint32_t)kvt_rng_below(&rng, 6);
+    config.haste = kvt_rng_below(&rng, 3) ? (uint32_t)kvt_rng_below(&rng, 7) : 0;
     config.is_careful = config.pool_slots[0] <= 12 && config.host_chunks <= 2;
     return config;
 }

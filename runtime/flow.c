@@ -159,6 +159,13 @@ static void shorten_origin(struct kvt_core *core, uint32_t index)
     }
 }
 
+uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_own = kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin == KVT_NO_BLOCK;
+    return is_own ? block->nvme_length : kvt_core_block(core, block->origin)->nvme_length;
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -396,7 +403,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK) {
+    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {

@@ -308,7 +308,7 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
         }
         if (is_warming && !claim_for_warming(core, index)) return ADVANCE_BLOCKED;
         enum kvt_flow flow = kvt_flow_fetch(core, index, priority);
-        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_core_block(core, index)->nvme_length))
+        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_flow_fetch_bytes(core, index)))
             flow = kvt_flow_fetch(core, index, priority);
         if (flow == KVT_FLOW_NO_DEVICE_SLOT) ask_for_slot(core, kvt_core_block(core, index), priority);
         if (flow == KVT_FLOW_NO_HOST_SLOT && priority == KVT_PRIORITY_DEMAND) ask_for_host_slot(core, sequence, budget);

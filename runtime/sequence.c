@@ -569,6 +569,14 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     kvt_device_filled(core, other);
 }
 
+/* What the sequence's stream does from here on may read the block's slot, which another stream may still be writing. */
+static void order_after(struct kvt_core *core, const struct kvt_sequence *sequence, const struct kvt_block *block)
+{
+    if (!core->gpu || sequence->last_mark == 0) return;
+    const kvt_mark written = core->pools[core->config.pool_of_group[block->group]].slots[block->device_slot].mark;
+    core->gpu->ops->wait(core->gpu, kvt_mark_stream(sequence->last_mark), written);
+}
+
 /* Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its place. */
 static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i, struct kvt_key key)
 {
@@ -592,6 +600,7 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
         kvt_block_claim(core, other);
         table->blocks[i] = other;
         to_limbo(core, sequence, own);
+        order_after(core, sequence, held);
     } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0 && block->users == 1) {
         kvt_block_ref(core, other);
         hand_slot_over(core, own, other);

@@ -334,14 +334,18 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         block->nvme_length = op->length;
         kvt_block_set(block, KVT_BLOCK_NVME_PACKED, op->form == KVT_FORM_PACKED);
         (void)kvt_nvme_filled(core, index);
+        core->nvme_refusals = 0;
         core->counters.bytes_out[KVT_TIER_HOST] += op->length;
         core->counters.bytes_in[KVT_TIER_NVME] += op->length;
         core->counters.store_raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
     } else {
         kvt_copy_step(block, KVT_TIER_NVME, KVT_COPY_FILL_FAIL);
         kvt_block_set(block, KVT_BLOCK_NVME_PRIVATE, false);
-        if (op->status == KVT_FULL) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
-        if (op->status != KVT_OK) core->counters.failures++;
+        if (op->status != KVT_OK) {
+            core->counters.failures++;
+            core->nvme_refusals++;
+            if (op->status == KVT_FULL || core->nvme_refusals > 2) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
+        }
     }
     kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);
     core->events++;
@@ -454,6 +458,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
+    core->changes++;
     bool goes_on = false;
     if (transfer->is_abandoned) {
         abandoned_done(core, transfer);

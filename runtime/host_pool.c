@@ -73,7 +73,8 @@ enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_t
 
     pool->chunks = kvt_table_map((size_t)pool->chunk_count * sizeof *pool->chunks);
     pool->owner = kvt_table_map((size_t)pool->slot_count * sizeof *pool->owner);
-    if (!pool->chunks || !pool->owner) return KVT_NOMEM;
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)pool->slot_count * sizeof(uint32_t)), .capacity = pool->slot_count };
+    if (!pool->chunks || !pool->owner || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(pool->slot_count, seed, &pool->policy));
     for (uint32_t g = 0; g < group_count; g++) (void)class_find_or_add(pool, raw_bytes[g]);
     (void)kvt_host_pool_refresh(pool);
@@ -85,6 +86,7 @@ void kvt_host_pool_done(struct kvt_host_pool *pool)
     if (pool->policy) pool->policy_ops->destroy(pool->policy);
     kvt_table_unmap(pool->chunks, (size_t)pool->chunk_count * sizeof *pool->chunks);
     kvt_table_unmap(pool->owner, (size_t)pool->slot_count * sizeof *pool->owner);
+    kvt_table_unmap(pool->parked.blocks, (size_t)pool->parked.capacity * sizeof *pool->parked.blocks);
     *pool = (struct kvt_host_pool){ 0 };
 }
 

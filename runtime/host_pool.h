@@ -62,7 +62,7 @@ struct kvt_host_pool {
     struct kvt_policy *policy;
     uint32_t leaving;
     uint32_t quarantined;
-    uint32_t fruitless;          /* victims in a row that could not leave */
+    struct kvt_parked parked;
     uint64_t used_slot_bytes;    /* slots in use, by their class size */
     uint64_t used_slots, used_slots_peak;
     uint64_t chunk_bytes_used, chunk_bytes_peak;

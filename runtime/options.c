@@ -208,6 +208,8 @@ enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t sc
     fill_defaults(&options.config);
     KVT_TRY(check(&options.config, refusal));
     KVT_TRY(share_out_device(&options, refusal));
+    for (uint32_t p = 0; p < options.core.pool_count; p++)
+        options.block_bytes_max = kvt_max_u32(options.block_bytes_max, (uint32_t)options.slot_bytes[p]);
     KVT_TRY(share_out_host(&options, refusal));
     fill_core(&options);
     *ret_options = options;

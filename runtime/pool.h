@@ -35,7 +35,7 @@ struct kvt_pool {
     uint32_t claimed;       /* blocks of this pool with users > 0, on the device or on their way */
     uint32_t leaving;       /* copies whose eviction is under way */
     uint32_t quarantined;   /* slots of abandoned transfers */
-    uint32_t fruitless;     /* victims in a row that could not leave; reset by any progress */
+    struct kvt_parked parked;
     uint32_t wanted;        /* free slots that an append waits for; 0: none */
     uint32_t low, high;     /* watermarks: eviction starts below low free slots and ends at high */
     uint32_t used_peak;

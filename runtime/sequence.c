@@ -570,27 +570,24 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
 }
 
 /*
- * Full blocks that have their keys and wait to be sealed. Each seal reads a random line of the index; sealed as a batch, the
- * lines come while the keys of the others are computed. They are sealed before anybody else can see the sequence.
+ * Full blocks that have their keys and wait to be sealed, first in, first out. Each seal reads a random line of the index: it
+ * comes while the keys of the next blocks are computed. All are sealed before anybody else can see the sequence.
  */
-enum { SEAL_BATCH = 16 };
-struct full_blocks { struct kvt_key keys[SEAL_BATCH]; uint32_t first, count; };
+enum { SEALS_AHEAD = 16 };
+struct full_blocks { struct kvt_key keys[SEALS_AHEAD]; uint32_t first, end; /* their entries */ };
 
-static void seal_all(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
+static void seal_first(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    for (uint32_t k = 0; k < full->count; k++) {
-        for (uint32_t g = 0; g < core->group_count; g++) {
-            if (!is_state(core, g)) seal_entry(core, sequence, g, full->first + k, full->keys[k]);
-        }
+    const uint32_t i = full->first++;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) seal_entry(core, sequence, g, i, full->keys[i % SEALS_AHEAD]);
     }
-    full->first += full->count;
-    full->count = 0;
 }
 
 static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
 {
-    if (full->count == SEAL_BATCH) seal_all(core, sequence, full);
-    full->keys[full->count++] = key;
+    if (full->end - full->first == SEALS_AHEAD) seal_first(core, sequence, full);
+    full->keys[full->end++ % SEALS_AHEAD] = key;
     sequence->chain = key;
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
@@ -605,7 +602,11 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     if (table->count > i) return; /* taken already */
     if (table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
-    const uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
+        kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */
+        known = KVT_NO_BLOCK;
+    }
     if (known != KVT_NO_BLOCK) {
         kvt_block_ref(core, known);
         table->blocks[table->count++] = known;
@@ -638,7 +639,8 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    struct full_blocks full = { .first = (uint32_t)(sequence->tokens / block_tokens) };
+    struct full_blocks full;
+    full.first = full.end = (uint32_t)(sequence->tokens / block_tokens);
     uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
     for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
@@ -658,7 +660,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (tokens) tokens += count;
         n -= count;
     }
-    seal_all(core, sequence, &full);
+    while (full.first < full.end) seal_first(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);

@@ -64,7 +64,7 @@ static void count_tokens(const struct kvt_core *core, struct kvt_stats *ret_stat
 
 static uint64_t bookkeeping_bytes(const struct kvt_core *core)
 {
-    uint64_t bytes = (uint64_t)core->table.high_water * sizeof(struct kvt_block);
+    uint64_t bytes = (uint64_t)core->table.high_water * (sizeof(struct kvt_block) + sizeof(uint32_t));
     for (uint32_t p = 0; p < core->config.pool_count; p++) bytes += kvt_pool_bytes(&core->pools[p]);
     if (core->has_host) bytes += kvt_host_pool_bytes(&core->host);
     return bytes + (uint64_t)core->prefix.count * sizeof(struct kvt_prefix_bucket) / 7;

@@ -162,7 +162,8 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, 
 /*
  * Cuts the sequence to `tokens` committed tokens; reserved ones go first. tail_tokens: the ids of the last
  * tokens % block_tokens tokens that are kept, NULL when that is 0. *ret_kept <= tokens: what every group can still serve;
- * the tokens from there on must be computed again. INVAL: longer than the sequence, or in a step.
+ * the tokens from there on must be computed again. When the device has no room for what a window needs again, the sequence
+ * is idle afterwards: resume brings it back. INVAL: longer than the sequence, or in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens,
                                                        const uint32_t *tail_tokens, uint64_t *ret_kept);

@@ -144,6 +144,7 @@ struct world_config world_config_of(uint64_t seed)
             config.deadline_ns = 200 * MS;
         }
     }
+    config.haste = 1 + (uint32_t)kvt_rng_below(&rng, 6);
     config.is_careful = config.pool_slots[0] <= 12 && config.host_chunks <= 2;
     return config;
 }
@@ -425,9 +426,9 @@ void world_drift(struct world *world)
         run_stream(world, world->engine_streams[world_below(world, WORLD_ENGINE_STREAMS)], 1 + world_below(world, 12));
         break;
     case 3:
-        kvt_gpu_emulated_gate(world->gpu, world_below(world, KVT_DEVICE_STREAMS), world_chance(world, 30));
+        kvt_gpu_emulated_gate(world->gpu, world_below(world, KVT_DEVICE_STREAMS), world_chance(world, 15));
         break;
-    case 4: case 5:
+    case 4: case 5: case 11:
         run_stream(world, world_below(world, KVT_DEVICE_STREAMS), 1 + world_below(world, 4));
         break;
     case 6: case 7: case 8:

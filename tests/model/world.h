@@ -38,6 +38,7 @@ struct world_config {
     bool is_losing;                      /* the store may lose held records */
     uint32_t fail_per_million, stuck_per_million;
     uint64_t deadline_ns;
+    uint32_t haste;                      /* how fast what runs by itself runs, beside calls */
     bool is_careful;                     /* verify after every operation */
 };
 

@@ -22,8 +22,14 @@
 static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
 {
     if (!core->has_nvme) return false;
+    struct kvt_tier_counters nvme = { 0 };
+    if (core->config.nvme_bytes_per_day > 0) core->nvme->ops->counters(core->nvme, &nvme);
+    /* The rule for every policy: when the day's writes are used up, only what a live sequence would lose is written. */
+    if (core->config.nvme_bytes_per_day > 0 && block->refs == 0 && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
+        return false;
     const struct kvt_admission_question question = { .key_hash = block->key.lo, .bytes = block->host_length,
-        .uses = 1u + block->uses, .is_referenced = block->refs > 0 };
+        .uses = 1u + block->uses, .is_referenced = block->refs > 0,
+        .day_bytes = nvme.day_bytes, .day_bytes_max = core->config.nvme_bytes_per_day };
     return core->config.admission->admits(core->admission, &question);
 }
 

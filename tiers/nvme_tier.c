@@ -47,7 +47,7 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
         job->op.length = op->length;
         job->op.form = (uint32_t)op->form;
         job->op.tokens = op->tokens;
-        job->op.flags = op->is_private ? KVT_STORE_PRIVATE : 0;
+        job->op.flags = KVT_STORE_NEEDED | (op->is_private ? KVT_STORE_PRIVATE : 0u); /* admission has said yes */
     } else {
         job->op.kind = KVT_STORE_GET;
         job->op.length = op->host_capacity;
@@ -94,7 +94,7 @@ static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_c
     kvt_store_stats(nvme_of(tier)->store, &stats);
     *ret_counters = (struct kvt_tier_counters){
         .capacity_bytes = stats.capacity_bytes, .used_bytes = stats.allocated_bytes, .peak_bytes = stats.allocated_peak,
-        .bytes_in = stats.put_bytes, .bytes_out = stats.get_bytes, .dropped = stats.refused + stats.evicted_records };
+        .bytes_in = stats.put_bytes, .bytes_out = stats.get_bytes, .day_bytes = stats.day_bytes, .dropped = stats.refused + stats.evicted_records };
 }
 
 static void describe(const struct kvt_store_found *found, struct kvt_found *ret_found)
@@ -160,6 +160,8 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.staging_bytes = config->staging_bytes;
     store.link_bytes_per_s = config->link_bytes_per_s;
     store.queue_depth = depth;
+    store.bytes_per_day = config->bytes_per_day;
+    store.held_bytes_max = UINT64_MAX; /* only the only copies of live sequences are held */
     store.record_bytes_max = config->record_bytes_max;
     const struct kvt_store_more more = { .wake = config->wake.wake, .wake_user = config->wake.user,
                                          .side_bytes_max = config->side_bytes_max };

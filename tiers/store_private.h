@@ -13,6 +13,8 @@
  *         store_log.c    segments, placing puts into extents, closing a segment, syncing
  *         store_reclaim.c  making room: the oldest segment, what is copied forward
  *         store_read.c   gets
+ *         store_commit.c  group commit: which puts are durable
+ *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
  *         store.c        public calls, the step, the thread
  */
@@ -27,6 +29,8 @@
 #include "tiers/block_io.h"
 #include "tiers/store_format.h"
 #include "tiers/store_index.h"
+#include "tiers/store_pace.h"
+#include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
 #define KVT_STORE_EXTENTS_MAX   16
@@ -160,6 +164,8 @@ struct kvt_get {
 
 enum kvt_closer_stage { KVT_CLOSER_IDLE, KVT_CLOSER_WRITES, KVT_CLOSER_SYNC, KVT_CLOSER_SUMMARY, KVT_CLOSER_FOOTER, KVT_CLOSER_DONE };
 
+enum kvt_commit_stage { KVT_COMMIT_IDLE, KVT_COMMIT_WRITES, KVT_COMMIT_SYNC };
+
 enum kvt_reclaim_stage { KVT_RECLAIM_IDLE, KVT_RECLAIM_COPY, KVT_RECLAIM_READERS, KVT_RECLAIM_SYNC };
 
 /* What copying forward knows of a record before it starts. */
@@ -204,7 +210,17 @@ struct kvt_store {
     uint64_t epoch;
     uint64_t paused_until_ns;
     uint32_t phase, phase_pending[2];
-    bool is_phase_taken;            /* a sync waits for the other phase */
+    struct {
+        enum kvt_commit_stage stage;
+        uint64_t wanted, started, finished, failed; /* numbers of runs */
+        uint64_t target, watermark; /* numbers of puts */
+        uint64_t run;               /* of the syncer */
+        uint32_t phase;
+    } commit;
+    struct kvt_wear wear;
+    uint64_t held_bytes_max;
+    bool has_day_before;
+    uint64_t day_before_bytes;      /* found at open: written in the day before the youngest segment was begun */
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting;             /* until the I/O thread says that it is done */
@@ -216,6 +232,7 @@ struct kvt_store {
     struct kvt_store_io_queue urgent_io, normal_io;
     uint32_t io_in_flight;
     bool has_moved;                 /* this step did something */
+    struct kvt_pace pace;           /* says itself who may what */
     uint8_t *memory;
     uint64_t memory_bytes;
     uint8_t *header_buffer, *footer_buffer, *super_buffer, *summary_buffer;
@@ -324,6 +341,12 @@ bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
 void kvt_segment_remove(struct kvt_store *store, uint32_t index);
 uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
 
+/* ---- store_commit.c ----------------------------------------------------------------------------------------------- */
+
+/* Asks for a run that begins after now; returns its number. Under the lock. */
+uint64_t kvt_store_want_commit(struct kvt_store *store);
+void kvt_store_commit_step(struct kvt_store *store);
+
 /* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
 
 enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_ADVANCE_NOSPACE };
@@ -347,6 +370,8 @@ void kvt_store_directory_close(struct kvt_store *store);
 /* After a failed open: removes the directory, if this open made it, with what it has put there. Before the close. */
 void kvt_store_directory_undo(struct kvt_store *store);
 KVT_NODISCARD enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error);
+/* Seconds of the wall clock; in a simulation of its own clock. */
+uint64_t kvt_store_wall_s(const struct kvt_store *store);
 void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block);
 
 /* ---- store.c ------------------------------------------------------------------------------------------------------- */

@@ -313,6 +313,14 @@ static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock
     return KVT_OK;
 }
 
+uint64_t kvt_store_wall_s(const struct kvt_store *store)
+{
+    struct timespec now;
+    if (store->env.clock_user || store->env.is_single_threaded) return kvt_env_now_ns(&store->env) / 1000000000u;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec;
+}
+
 /* A new, empty store: with a new id nothing that lies in the directory is a record of it. */
 static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
 {
@@ -426,6 +434,8 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
         && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
+    if (has_header && header.sequence >= store->segment_sequence)
+        store->has_day_before = kvt_wear_note_read(store->header_buffer, header.sequence, kvt_store_wall_s(store), &store->day_before_bytes);
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
@@ -641,6 +651,11 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
         }
         KVT_TRY(walk_segment(store, found[f].index));
         if (f == count - 1 && !found[f].is_summarised) resume_segment(store, found[f].index);
+    }
+    /* The note was made when the youngest segment was begun: what it holds was written after it. */
+    if (store->has_day_before) {
+        const struct kvt_segment *open = store->open_segment == KVT_STORE_NONE ? NULL : &store->segments[store->open_segment];
+        store->wear.seen_bytes -= store->day_before_bytes + (open ? open->data_end : store->segment_bytes);
     }
     store->stats.recovered_records = store->index.live;
     return KVT_OK;

@@ -174,6 +174,9 @@ static void put_stores(struct json_object *root, const struct kvt_report *report
     put(store, "stored_bytes", stats->store_stored_bytes);
     put_double(store, "ratio", kvt_report_ratio(stats->store_raw_bytes, stats->store_stored_bytes));
     put(store, "records", stats->store_records);
+    put(store, "written_bytes", stats->store_written_bytes);
+    put_double(store, "write_amplification", stats->store_write_amplification);
+    put(store, "day_bytes", stats->store_day_bytes);
     put(store, "allocated_bytes", stats->store_allocated_bytes);
     put(store, "allocated_bytes_peak", stats->store_allocated_peak);
     put(store, "du_bytes", report->du_bytes);

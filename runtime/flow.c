@@ -195,12 +195,21 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
+bool kvt_flow_can_copy_now(const struct kvt_core *core)
+{
+    const struct kvt_tier *device = core->config.device;
+    return core->transfers.free_head != KVT_NO_TRANSFER && core->transfers.waiting_count[KVT_TIER_DEVICE] == 0
+        && device->in_flight < device->queue_depth;
+}
+
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream)
 {
     struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
     transfer->device_slot = kvt_core_block(core, target)->device_slot;
+    transfer->op.stream = stream;
     submit_copy(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* later it would not be in its place of the stream */
 }
 
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)

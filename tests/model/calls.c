@@ -627,6 +627,25 @@ static void describe(struct world *world, uint32_t s)
     }
 }
 
+void calls_decode(struct world *world, uint32_t i, const uint32_t *ids, uint32_t count, bool is_snapshot)
+{
+    struct twin_sequence *twin = &world->sequences[i];
+    memmove(twin->ids + twin->tokens, ids, count * sizeof *ids);
+    twin->prompt = kvt_max_u32(twin->prompt, twin->tokens + count);
+    bool has_room = false;
+    for (uint32_t round = 0; round < ROUNDS_MAX; round++) {
+        has_room = has_room || append(world, i, count) == KVT_ROOM_OK;
+        world_round(world);
+        struct world_step step;
+        if (!has_room || !begin_step(world, &i, 1, &step)) continue;
+        compute(world, i, count, step.stream, is_snapshot);
+        end_step(world, &step);
+        return;
+    }
+    describe(world, i);
+    world_fail(world, "sequence %u cannot decode", i);
+}
+
 /* The sequence is the only active one: it must become ready, or lost, and read everything. */
 static void bring_back(struct world *world, uint32_t i)
 {

@@ -637,6 +637,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
         kvt_prefix_insert(&core->prefix, snapshot);
     }
     kvt_flow_copy_reserved(core, table->live, snapshot);
+    sequence->is_snapshot_taken = true;
     kvt_block_unclaim(core, snapshot, 0);
 }
 
@@ -646,6 +647,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const uint32_t block_tokens = core->block_tokens;
     if (sequence->step == NO_STEP || n > sequence->reserved - sequence->tokens) return KVT_INVAL;
     const bool is_snapshot = (flags & KVT_COMMIT_SNAPSHOT) != 0;
+    if (n > 0 && sequence->is_snapshot_taken) return KVT_INVAL;
     if (is_snapshot && (sequence->tokens + n == 0 || (sequence->tokens + n) % block_tokens != 0)) return KVT_INVAL;
 
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;

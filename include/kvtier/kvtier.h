@@ -141,7 +141,11 @@ enum kvt_room {
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n, enum kvt_room *ret_room);
 
 enum kvt_commit_flags {
-    KVT_COMMIT_SNAPSHOT = 1 << 0 /* state groups: keep the state at the end of these tokens (a multiple of block_tokens) */
+    /*
+     * State groups: keep the state at the end of these tokens (a multiple of block_tokens). It is copied from where it lies, so the
+     * sequence's state must not be written again in this step: a further commit is refused.
+     */
+    KVT_COMMIT_SNAPSHOT = 1 << 0
 };
 
 /*

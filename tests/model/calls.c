@@ -219,6 +219,25 @@ static void call_idle(struct world *world)
     WORLD_CHECK(world, status == (was_in_step ? KVT_INVAL : KVT_OK), "status %d", (int)status);
 }
 
+void calls_finish_sequence(struct world *world, uint32_t i, bool is_kept)
+{
+    struct twin_sequence *twin = &world->sequences[i];
+    kvt_sequence_finish(&world->core, world_core_sequence(world, twin), is_kept);
+    world_say(world, "finish %u: %s", i, is_kept ? "kept" : "not kept");
+    world->was_kept_false = world->was_kept_false || !is_kept;
+    if (twin->last_drop == 0) world->archive[world_below(world, WORLD_ARCHIVE)] = *twin;
+    twin->is_live = false;
+    WORLD_CHECK(world, kvt_sequence_of(&world->core, twin->handle) == NULL, "the handle still works");
+}
+
+static void call_finish(struct world *world)
+{
+    const uint32_t i = pick(world);
+    if (i == UINT32_MAX || is_in_step(world, i)) return;
+    /* Some worlds keep everything, so that reuse can be told exactly. */
+    calls_finish_sequence(world, i, world->config.seed % 2 == 0 || world_chance(world, 70));
+}
+
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
 /* Blocks that commits of tokens [from, to) seal, and the snapshot at the end. */
@@ -362,6 +381,17 @@ static void end_step(struct world *world, struct world_step *step)
     step->handle = 0;
 }
 
+/* What an engine does that finds no room: waits, sets somebody idle, ends what can never run. */
+static void answer_room(struct world *world, uint32_t i, enum kvt_room room)
+{
+    if (room == KVT_ROOM_PENDING && world_chance(world, 50)) {
+        for (uint32_t n = 0; n < 10; n++) world_drift(world);
+    }
+    if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
+    if (room == KVT_ROOM_FULL && world_chance(world, 8)) call_finish(world);
+    if (room == KVT_ROOM_TOO_LONG && world_chance(world, 50) && !is_in_step(world, i)) calls_finish_sequence(world, i, true);
+}
+
 static void call_step(struct world *world)
 {
     struct world_step *step = &world->steps[world_below(world, WORLD_STEPS_MAX)];
@@ -377,15 +407,14 @@ static void call_step(struct world *world)
         if (!world_chance(world, percent)) continue;
         const struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[i]);
         if (sequence->reserved == sequence->tokens && world_chance(world, 85)) {
-            const enum kvt_room room = append(world, i, choose_append(world, i));
-            /* An engine that finds no room sets somebody idle. */
-            if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
+            answer_room(world, i, append(world, i, choose_append(world, i)));
         }
+        if (!world->sequences[i].is_live) continue;
         members[count++] = i;
     }
     uint32_t active = 0;
     for (uint32_t m = 0; m < count; m++) {
-        if (is_active(world, members[m])) members[active++] = members[m];
+        if (world->sequences[members[m]].is_live && is_active(world, members[m])) members[active++] = members[m];
     }
     count = active;
     if (count == 0 || !begin_step(world, members, count, step)) return;
@@ -474,25 +503,6 @@ static void call_resume(struct world *world)
 {
     const uint32_t i = pick(world);
     if (i != UINT32_MAX) (void)resume(world, i);
-}
-
-void calls_finish_sequence(struct world *world, uint32_t i, bool is_kept)
-{
-    struct twin_sequence *twin = &world->sequences[i];
-    kvt_sequence_finish(&world->core, world_core_sequence(world, twin), is_kept);
-    world_say(world, "finish %u: %s", i, is_kept ? "kept" : "not kept");
-    world->was_kept_false = world->was_kept_false || !is_kept;
-    if (twin->last_drop == 0) world->archive[world_below(world, WORLD_ARCHIVE)] = *twin;
-    twin->is_live = false;
-    WORLD_CHECK(world, kvt_sequence_of(&world->core, twin->handle) == NULL, "the handle still works");
-}
-
-static void call_finish(struct world *world)
-{
-    const uint32_t i = pick(world);
-    if (i == UINT32_MAX || is_in_step(world, i)) return;
-    /* Some worlds keep everything, so that reuse can be told exactly. */
-    calls_finish_sequence(world, i, world->config.seed % 2 == 0 || world_chance(world, 70));
 }
 
 static void call_expect(struct world *world)

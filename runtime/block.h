@@ -76,7 +76,7 @@ struct kvt_block {
     uint32_t host_length;     /* bytes of the host copy in its form */
     uint32_t nvme_length;
     uint32_t origin;          /* the block that this one starts as a copy of, held until it is filled; KVT_NO_BLOCK */
-    uint32_t link;            /* next in a step's limbo or in the free list */
+    uint32_t link;            /* next in a step's limbo */
     uint32_t generation;      /* how often this entry was used */
     uint16_t tokens;          /* valid tokens */
     uint16_t lower_tokens;    /* valid tokens of the host and nvme copies */
@@ -91,8 +91,8 @@ struct kvt_block_table {
     struct kvt_block *blocks;
     uint32_t capacity;
     uint32_t high_water;      /* entries ever used */
-    uint32_t free_head;       /* chained by link */
-    uint32_t count;           /* in use */
+    uint32_t count;           /* of them in use */
+    uint32_t *free_entries;   /* a stack of high_water - count entries; beside the blocks, so that the next ones are known early */
 };
 
 KVT_NODISCARD enum kvt_status kvt_block_table_init(struct kvt_block_table *table, uint32_t capacity);

@@ -59,6 +59,7 @@ struct kvt_core_config {
     bool is_packing;                       /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
+    uint64_t nvme_bytes_per_day;           /* endurance budget; 0: none */
     uint64_t seed;
 
     /* Borrowed. The device tier is always there; the others may be NULL (nvme needs host). gpu may be NULL in benchmarks. */

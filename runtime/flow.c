@@ -196,12 +196,21 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
+bool kvt_flow_can_copy_now(const struct kvt_core *core)
+{
+    const struct kvt_tier *device = core->config.device;
+    return core->transfers.free_head != KVT_NO_TRANSFER && core->transfers.waiting_count[KVT_TIER_DEVICE] == 0
+        && device->in_flight < device->queue_depth;
+}
+
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream)
 {
     struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
     transfer->device_slot = kvt_core_block(core, target)->device_slot;
+    transfer->op.stream = stream;
     submit_copy(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* later it would not be in its place of the stream */
 }
 
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
@@ -275,6 +284,15 @@ static void nvme_read_failed(struct kvt_core *core, uint32_t index, enum kvt_sta
     struct kvt_block *block = kvt_core_block(core, index);
     if (kvt_copy_is_resident(block, KVT_TIER_NVME) && block->readers[KVT_TIER_NVME] == 0)
         kvt_nvme_drop(core, index, status == KVT_IO || status == KVT_CORRUPT);
+}
+
+/* Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it again. */
+static void unpack_failed(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0)
+        kvt_host_drop(core, index, KVT_POLICY_DROPPED);
+    nvme_read_failed(core, index, KVT_CORRUPT);
 }
 
 static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *transfer)
@@ -419,10 +437,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    /* Host bytes that do not unpack are no copy. */
-    const struct kvt_block *from = kvt_core_block(core, source);
-    if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
-        kvt_host_drop(core, source, KVT_POLICY_DROPPED);
+    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);

@@ -14,6 +14,7 @@
 #define LINK_DEPTH_WRITE_BACK 4
 #define EXPECTED_LOOK_AHEAD   64
 #define REFUSALS_MAX          8  /* stashes in a row that the store refuses: it has no room to give */
+#define PROMISE_NS            (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
 #define START_MARGIN_NS       (2u * 1000u * 1000u)
 
 /* ---- Room in host memory --------------------------------------------------------------------------------------------- */
@@ -21,8 +22,14 @@
 static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
 {
     if (!core->has_nvme) return false;
+    struct kvt_tier_counters nvme = { 0 };
+    if (core->config.nvme_bytes_per_day > 0) core->nvme->ops->counters(core->nvme, &nvme);
+    /* The rule for every policy: when the day's writes are used up, only what a live sequence would lose is written. */
+    if (core->config.nvme_bytes_per_day > 0 && block->refs == 0 && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
+        return false;
     const struct kvt_admission_question question = { .key_hash = block->key.lo, .bytes = block->host_length,
-        .uses = 1u + block->uses, .is_referenced = block->refs > 0 };
+        .uses = 1u + block->uses, .is_referenced = block->refs > 0,
+        .day_bytes = nvme.day_bytes, .day_bytes_max = core->config.nvme_bytes_per_day };
     return core->config.admission->admits(core->admission, &question);
 }
 
@@ -280,12 +287,14 @@ static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequen
     if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE) give_one_up(core, &core->host.parked, false);
 }
 
-/* A warming sequence claims block after block, as long as that takes no slot from active ones. */
+/* A warming sequence claims block after block, as long as that takes no slot from active ones, or from a waiting append. */
 static bool claim_for_warming(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_pool *pool = kvt_core_pool(core, block);
-    if (block->users == 0 && pool->claimed + pool->high >= pool->slot_count) return false;
+    const uint32_t promised = core->now_ns - pool->promised_ns < PROMISE_NS ? pool->promised : 0;
+    if (block->users == 0 && pool->claimed + kvt_max_u32(pool->high, promised) >= pool->slot_count) return false;
+    if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised) return false;
     kvt_block_claim(core, index);
     return true;
 }

@@ -4,6 +4,8 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
+#define TAKES_AHEAD 8u /* appends take many in a row */
+
 enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32_t slot_count,
                               const struct kvt_policy_ops *policy_ops, uint64_t seed)
 {
@@ -36,6 +38,7 @@ uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block)
 {
     if (pool->free_count == 0) return KVT_NO_SLOT;
     const uint32_t slot = pool->free_slots[--pool->free_count];
+    if (pool->free_count > TAKES_AHEAD) __builtin_prefetch(&pool->slots[pool->free_slots[pool->free_count - 1 - TAKES_AHEAD]], 1);
     KVT_ASSERT(pool->slots[slot].owner == KVT_NO_BLOCK);
     pool->slots[slot].owner = block;
     pool->used_peak = kvt_max_u32(pool->used_peak, pool->slot_count - pool->free_count);

@@ -61,7 +61,6 @@ struct kvt_sequence {
     uint64_t need_ns;         /* when it is expected to decode */
     uint64_t told_ns;         /* when that was said */
     uint64_t demand_ns;       /* when it asked for its blocks */
-    bool is_snapshot_taken;   /* in this step: the live state is being copied and must stay as it is until the step ends */
     bool is_hint_late;        /* look-ahead came too late for the links to bring it in time */
     uint32_t previous, next;  /* in core->demand or core->expected */
     uint8_t list;             /* enum kvt_sequence_list_id */

@@ -223,7 +223,6 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
         struct kvt_sequence *sequence = &core->sequences[s];
         sequence->last_mark = mark;
         sequence->step = NO_STEP;
-        sequence->is_snapshot_taken = false;
         kvt_sequence_slide(core, sequence);
     }
     while (step->limbo != KVT_NO_BLOCK) {

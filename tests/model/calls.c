@@ -287,16 +287,8 @@ static void compute_in_step(struct world *world, uint32_t i, uint32_t stream)
     const bool is_snapshot = has_state(world) && world_chance(world, 60);
     if (is_snapshot && n > block_tokens) n -= (twin->tokens + n) % block_tokens;
     const uint32_t first = world_chance(world, 30) ? world_below(world, n + 1) : n;
-    const bool is_at_boundary = is_snapshot && (twin->tokens + first) % block_tokens == 0;
     compute(world, i, first, stream, is_snapshot);
-    /* After a snapshot the live state stays as it is until the step ends. */
-    if (n > first && !(is_at_boundary && first > 0)) compute(world, i, n - first, stream, is_snapshot);
-    const uint32_t id = 1;
-    if (sequence->is_snapshot_taken && sequence->reserved > sequence->tokens) {
-        const enum kvt_status status = kvt_sequence_commit(&world->core, world_core_sequence(world, twin), &id, 1, 0,
-                                                           world->engine_streams[stream], NULL);
-        WORLD_CHECK(world, status == KVT_INVAL, "a commit over a state that is being copied: status %d", (int)status);
-    }
+    if (n > first) compute(world, i, n - first, stream, is_snapshot);
     /* The tables may name other slots now, of equal blocks. */
     if (world_chance(world, 30)) world_launch_read(world, twin, stream);
 }

@@ -159,6 +159,13 @@ static void shorten_origin(struct kvt_core *core, uint32_t index)
     }
 }
 
+uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_own = kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin == KVT_NO_BLOCK;
+    return is_own ? block->nvme_length : kvt_core_block(core, block->origin)->nvme_length;
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -188,12 +195,21 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
+bool kvt_flow_can_copy_now(const struct kvt_core *core)
+{
+    const struct kvt_tier *device = core->config.device;
+    return core->transfers.free_head != KVT_NO_TRANSFER && core->transfers.waiting_count[KVT_TIER_DEVICE] == 0
+        && device->in_flight < device->queue_depth;
+}
+
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream)
 {
     struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
     transfer->device_slot = kvt_core_block(core, target)->device_slot;
+    transfer->op.stream = stream;
     submit_copy(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* later it would not be in its place of the stream */
 }
 
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
@@ -396,7 +412,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK) {
+    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {

@@ -14,6 +14,7 @@
 #define LINK_DEPTH_WRITE_BACK 4
 #define EXPECTED_LOOK_AHEAD   64
 #define REFUSALS_MAX          8  /* stashes in a row that the store refuses: it has no room to give */
+#define PROMISE_NS            (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
 #define START_MARGIN_NS       (2u * 1000u * 1000u)
 
 /* ---- Room in host memory --------------------------------------------------------------------------------------------- */
@@ -286,12 +287,14 @@ static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequen
     if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE) give_one_up(core, &core->host.parked, false);
 }
 
-/* A warming sequence claims block after block, as long as that takes no slot from active ones. */
+/* A warming sequence claims block after block, as long as that takes no slot from active ones, or from a waiting append. */
 static bool claim_for_warming(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_pool *pool = kvt_core_pool(core, block);
-    if (block->users == 0 && pool->claimed + pool->high >= pool->slot_count) return false;
+    const uint32_t promised = core->now_ns - pool->promised_ns < PROMISE_NS ? pool->promised : 0;
+    if (block->users == 0 && pool->claimed + kvt_max_u32(pool->high, promised) >= pool->slot_count) return false;
+    if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised) return false;
     kvt_block_claim(core, index);
     return true;
 }
@@ -311,7 +314,7 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
         }
         if (is_warming && !claim_for_warming(core, index)) return ADVANCE_BLOCKED;
         enum kvt_flow flow = kvt_flow_fetch(core, index, priority);
-        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_core_block(core, index)->nvme_length))
+        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_flow_fetch_bytes(core, index)))
             flow = kvt_flow_fetch(core, index, priority);
         if (flow == KVT_FLOW_NO_DEVICE_SLOT) ask_for_slot(core, kvt_core_block(core, index), priority);
         if (flow == KVT_FLOW_NO_HOST_SLOT && priority == KVT_PRIORITY_DEMAND) ask_for_host_slot(core, sequence, budget);

@@ -607,6 +607,17 @@ static void describe(struct world *world, uint32_t s)
               sequence->mode, sequence->list, sequence->fetch.group, sequence->fetch.index, sequence->retries,
               (unsigned long long)sequence->tokens, (unsigned long long)sequence->reserved, world->core.transfers.in_flight,
               world->core.pools[0].free_count);
+    const struct kvt_host_pool *host = &world->core.host;
+    if (world->core.has_host)
+        world_say(world, "host: %llu slots used, %u chunks free, %u leaving, %u parked, %u quarantined, victim %d; %u refusals",
+                  (unsigned long long)host->used_slots, host->free_chunks, host->leaving, host->parked.count, host->quarantined,
+                  (int)host->policy_ops->victim(host->policy), world->core.nvme_refusals);
+    for (uint32_t b = 0; b < world->core.table.high_water; b++) {
+        const struct kvt_block *block = kvt_core_block(&world->core, b);
+        if (block->host_slot != KVT_NO_SLOT && kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY)
+            world_say(world, "  in host memory: block %u of group %u, %u bytes, refs %u, users %u, device %d, nvme %d", b, block->group,
+                      block->host_length, block->refs, block->users, kvt_copy_state(block, 0), kvt_copy_state(block, 2));
+    }
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         for (uint32_t i = 0; i < table->count; i++) {

@@ -201,8 +201,7 @@ static bool revoke_last(struct kvt_core *core, const struct kvt_sequence *beside
     return true;
 }
 
-/* Revokes warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+bool kvt_sequence_make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 {
     while (!is_claimable(core, need)) {
         if (!revoke_last(core, NULL)) return false;
@@ -500,7 +499,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_PENDING;
         return KVT_OK;
     }
-    if (!make_claimable(core, need)) {
+    if (!kvt_sequence_make_claimable(core, need)) {
         *ret_room = KVT_ROOM_FULL;
         return KVT_OK;
     }
@@ -746,7 +745,7 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
-    if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
+    if (is_active(parent) && !kvt_sequence_make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return KVT_FULL;
     child->tokens = child->reserved = parent->tokens;

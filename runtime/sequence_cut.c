@@ -118,7 +118,19 @@ static uint64_t servable(struct kvt_core *core, const struct kvt_sequence *seque
 
 /* ---- Cutting ------------------------------------------------------------------------------------------------------------- */
 
-/* Holds again the blocks of the window that had been let go. False: one is gone in the meantime; nothing is lost by that. */
+/* True when the sequence may have the block too: it claims nothing, the block is claimed already, or there is room for one more. */
+static bool is_claimable_by(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i, uint32_t block)
+{
+    if (!kvt_sequence_claims(sequence, group, i) || kvt_core_block(core, block)->users > 0) return true;
+    uint32_t need[KVT_GROUPS_MAX] = { 0 };
+    need[core->config.pool_of_group[group]] = 1;
+    return kvt_sequence_make_claimable(core, need);
+}
+
+/*
+ * Holds again the blocks of the window that had been let go. False: one is gone in the meantime, or other active sequences claim
+ * the whole device; nothing is lost by that.
+ */
 static bool refill_window(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
@@ -129,6 +141,10 @@ static bool refill_window(struct kvt_core *core, struct kvt_sequence *sequence, 
         if (!key_at(core, sequence, i, &key)) return false;
         const uint32_t block = kvt_lookup_hold(core, group, key);
         if (block == KVT_NO_BLOCK) return false;
+        if (!is_claimable_by(core, sequence, group, i, block)) {
+            kvt_block_unref(core, block);
+            return false;
+        }
         table->blocks[i] = block;
         table->first = kvt_min_u32(table->first, i);
         if (kvt_sequence_claims(sequence, group, i)) kvt_block_claim(core, block);
@@ -192,7 +208,7 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
 
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (cut_group(core, sequence, g, kept)) continue;
-        /* A block went away between looking and holding: start from nothing, which is always right. */
+        /* A block went away between looking and holding, or has no place: start from nothing, which is always right. */
         kept = 0;
         chain = (struct kvt_key){ 0, 0 };
         for (uint32_t h = 0; h < core->group_count; h++) {

@@ -12,7 +12,8 @@ enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32
     *pool = (struct kvt_pool){ .slot_bytes = slot_bytes, .slot_count = slot_count, .policy_ops = policy_ops };
     pool->free_slots = kvt_table_map((size_t)slot_count * sizeof *pool->free_slots);
     pool->slots = kvt_table_map((size_t)slot_count * sizeof *pool->slots);
-    if (!pool->free_slots || !pool->slots) return KVT_NOMEM;
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)slot_count * sizeof(uint32_t)), .capacity = slot_count };
+    if (!pool->free_slots || !pool->slots || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(slot_count, seed, &pool->policy));
     for (uint32_t i = 0; i < slot_count; i++) {
         pool->free_slots[i] = slot_count - 1 - i; /* slot 0 is taken first */
@@ -29,6 +30,7 @@ void kvt_pool_done(struct kvt_pool *pool)
     if (pool->policy) pool->policy_ops->destroy(pool->policy);
     kvt_table_unmap(pool->free_slots, (size_t)pool->slot_count * sizeof *pool->free_slots);
     kvt_table_unmap(pool->slots, (size_t)pool->slot_count * sizeof *pool->slots);
+    kvt_table_unmap(pool->parked.blocks, (size_t)pool->parked.capacity * sizeof *pool->parked.blocks);
     *pool = (struct kvt_pool){ 0 };
 }
 

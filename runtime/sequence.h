@@ -92,8 +92,6 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
 
 /* Gives back what lies outside the window after the sequence's last step; its blocks stay cached. */
 void kvt_sequence_slide(struct kvt_core *core, struct kvt_sequence *sequence);
-/* Revokes warming sequences until `need` fresh blocks, by pool, can be claimed. False: they cannot. */
-bool kvt_sequence_make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX]);
 /* A warming sequence gives its claims back. */
 void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence);
 /* Everything from the entry on is not known to be on the device: it must be started again. */

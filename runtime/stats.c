@@ -46,6 +46,9 @@ static void store_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats
     ret_stats->store_allocated_bytes = store.allocated_bytes;
     ret_stats->store_allocated_peak = store.allocated_peak;
     ret_stats->store_records = store.records;
+    ret_stats->store_written_bytes = store.written_bytes;
+    ret_stats->store_day_bytes = store.day_bytes;
+    ret_stats->store_write_amplification = store.put_stored_bytes ? (double)store.written_bytes / (double)store.put_stored_bytes : 0;
 }
 
 /* Tokens of live sequences on the device: what their slots hold, and what is committed in them. */

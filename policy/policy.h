@@ -44,6 +44,9 @@ struct kvt_policy_ops {
     /* An idle slot, KVT_POLICY_NONE iff none is idle. May reorder, never removes. Asked twice it answers the same. */
     uint32_t (*victim)(struct kvt_policy *policy);
 
+    /* Asks the memory for what the other calls will read of the slot; changes nothing. NULL: the policy does not say. */
+    void (*prefetch)(const struct kvt_policy *policy, uint32_t slot);
+
     /* Walks everything and asserts; tests only. */
     void (*verify)(const struct kvt_policy *policy);
 };
@@ -59,6 +62,8 @@ struct kvt_admission_question {
     uint32_t bytes;          /* that would be written */
     uint32_t uses;           /* how often its tokens were used so far, 1 or more */
     bool is_referenced;      /* a live sequence holds it: refusing loses its tokens */
+    uint64_t day_bytes;      /* written to nvme in the last 24 hours */
+    uint64_t day_bytes_max;  /* the endurance budget; 0: none. Once it is used up the core asks only for what is referenced */
 };
 
 struct kvt_admission;

@@ -73,7 +73,7 @@ static void fill_fetch_op(struct kvt_core *core, struct kvt_transfer *transfer)
     op->form = kvt_block_has(source, KVT_BLOCK_HOST_PACKED) ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->length = source->host_length;
     op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
-    op->after[0] = pool->marks[target->device_slot]; /* compute may still read what was in the slot */
+    op->after[0] = pool->slots[target->device_slot].mark; /* compute may still read what was in the slot */
     if (KVT_PLANTED(FETCH_BEFORE_READ)) op->after[0] = 0;
     op->after[1] = 0;
 }
@@ -99,8 +99,8 @@ static void submit_copy(struct kvt_core *core, struct kvt_transfer *transfer)
     transfer->op.source_slot = source->device_slot;
     transfer->op.slot = target->device_slot;
     transfer->op.tokens = kvt_block_op_tokens(core, target, target->tokens);
-    transfer->op.after[0] = pool->marks[source->device_slot];
-    transfer->op.after[1] = pool->marks[target->device_slot];
+    transfer->op.after[0] = pool->slots[source->device_slot].mark;
+    transfer->op.after[1] = pool->slots[target->device_slot].mark;
     submit(core, transfer);
 }
 
@@ -159,6 +159,13 @@ static void shorten_origin(struct kvt_core *core, uint32_t index)
     }
 }
 
+uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_own = kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin == KVT_NO_BLOCK;
+    return is_own ? block->nvme_length : kvt_core_block(core, block->origin)->nvme_length;
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -188,13 +195,21 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t index)
+bool kvt_flow_can_copy_now(const struct kvt_core *core)
 {
-    const struct kvt_block *block = kvt_core_block(core, index);
-    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, block->origin, index, KVT_PRIORITY_DEMAND);
+    const struct kvt_tier *device = core->config.device;
+    return core->transfers.free_head != KVT_NO_TRANSFER && core->transfers.waiting_count[KVT_TIER_DEVICE] == 0
+        && device->in_flight < device->queue_depth;
+}
+
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream)
+{
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
-    transfer->device_slot = block->device_slot;
+    transfer->device_slot = kvt_core_block(core, target)->device_slot;
+    transfer->op.stream = stream;
     submit_copy(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* later it would not be in its place of the stream */
 }
 
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
@@ -220,7 +235,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     op->host_capacity = kvt_host_pool_slot_bytes(&core->host, block->host_slot);
     op->form = is_packed ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->tokens = kvt_block_op_tokens(core, block, block->tokens);
-    op->after[0] = kvt_core_pool(core, block)->marks[block->device_slot]; /* the kernel that fills it may still run */
+    op->after[0] = kvt_core_pool(core, block)->slots[block->device_slot].mark; /* the kernel that fills it may still run */
     if (KVT_PLANTED(STASH_BEFORE_WRITE)) op->after[0] = 0;
     submit(core, transfer);
     return KVT_FLOW_STARTED;
@@ -268,6 +283,15 @@ static void nvme_read_failed(struct kvt_core *core, uint32_t index, enum kvt_sta
     struct kvt_block *block = kvt_core_block(core, index);
     if (kvt_copy_is_resident(block, KVT_TIER_NVME) && block->readers[KVT_TIER_NVME] == 0)
         kvt_nvme_drop(core, index, status == KVT_IO || status == KVT_CORRUPT);
+}
+
+/* Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it again. */
+static void unpack_failed(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0)
+        kvt_host_drop(core, index, KVT_POLICY_DROPPED);
+    nvme_read_failed(core, index, KVT_CORRUPT);
 }
 
 static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *transfer)
@@ -326,14 +350,18 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         block->nvme_length = op->length;
         kvt_block_set(block, KVT_BLOCK_NVME_PACKED, op->form == KVT_FORM_PACKED);
         (void)kvt_nvme_filled(core, index);
+        core->nvme_refusals = 0;
         core->counters.bytes_out[KVT_TIER_HOST] += op->length;
         core->counters.bytes_in[KVT_TIER_NVME] += op->length;
         core->counters.store_raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
     } else {
         kvt_copy_step(block, KVT_TIER_NVME, KVT_COPY_FILL_FAIL);
         kvt_block_set(block, KVT_BLOCK_NVME_PRIVATE, false);
-        if (op->status == KVT_FULL) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
-        if (op->status != KVT_OK) core->counters.failures++;
+        if (op->status != KVT_OK) {
+            core->counters.failures++;
+            core->nvme_refusals++;
+            if (op->status == KVT_FULL || core->nvme_refusals > 2) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
+        }
     }
     kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);
     core->events++;
@@ -367,6 +395,14 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
     return false;
 }
 
+/* A snapshot whose copy failed is none: the state has gone on in the meantime. */
+static void forget_snapshot(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_dead = !kvt_block_has_copies(block) && block->origin == KVT_NO_BLOCK;
+    if (is_dead && kvt_block_has(block, KVT_BLOCK_INDEXED) && block->refs > 0) kvt_block_unindex(core, index);
+}
+
 static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t target = transfer->target;
@@ -376,7 +412,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK) {
+    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {
@@ -398,10 +434,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    /* Host bytes that do not unpack are no copy. */
-    const struct kvt_block *from = kvt_core_block(core, source);
-    if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
-        kvt_host_drop(core, source, KVT_POLICY_DROPPED);
+    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);
@@ -441,6 +474,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
+    core->changes++;
     bool goes_on = false;
     if (transfer->is_abandoned) {
         abandoned_done(core, transfer);
@@ -502,6 +536,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_HOST_TO_DEVICE:
     case KVT_LEG_DEVICE_TO_DEVICE:
         kvt_device_failed(core, target, true);
+        forget_snapshot(core, target);
         end_prefetch(core, transfer);
         break;
     }

@@ -60,6 +60,7 @@ bool kvt_runtime_pump(struct kvt_runtime *runtime)
 
 void kvt_runtime_unlock(struct kvt_runtime *runtime)
 {
+    if (runtime->env.is_single_threaded) kvt_tables_save(&runtime->tables); /* otherwise the pump's thread does */
     if (kvt_runtime_pump(runtime)) kvt_runtime_wake(runtime);
     const uint64_t timer_ns = kvt_core_next_timer(&runtime->core);
     const bool is_sooner = timer_ns < runtime->pump_timer_ns;
@@ -81,15 +82,28 @@ struct kvt_config kvt_config_default(void)
     return (struct kvt_config){ .size = sizeof(struct kvt_config), .version = KVT_VERSION };
 }
 
+/* The store speaks of its own path and capacity: the caller's fields are these. */
+static void name_field(char *error, size_t error_bytes)
+{
+    if (!error || error_bytes == 0) return;
+    char line[256];
+    const char *field = strncmp(error, "capacity", 8) == 0 ? "nvme_bytes" : "nvme_path";
+    (void)snprintf(line, sizeof line, "%s: %s", field, error);
+    (void)snprintf(error, error_bytes, "%s", line);
+}
+
 static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error, size_t error_bytes)
 {
     const struct kvt_config *config = &options->config;
     const struct kvt_wake wake = { kvt_runtime_wake, runtime };
     if (config->nvme_path) {
         const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
-            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes, .wake = wake,
+            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes,
+            .record_bytes_max = options->block_bytes_max, .bytes_per_day = config->nvme_bytes_per_day, .side_bytes_max = kvt_tables_side_bytes(runtime->codec), .wake = wake,
             .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
-        KVT_TRY(kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme));
+        const enum kvt_status status = kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme);
+        if (status == KVT_INVAL) name_field(ret_error, error_bytes);
+        KVT_TRY(status);
     }
     if (config->host_bytes > 0) {
         const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
@@ -117,7 +131,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     const uint64_t nonce[3] = { (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
-    return kvt_core_init(&runtime->core, &options->core);
+    const enum kvt_status status = kvt_core_init(&runtime->core, &options->core);
+    if (status != KVT_OK) kvt_core_done(&runtime->core);
+    return status;
 }
 
 static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config, char *ret_error, size_t error_bytes)
@@ -133,6 +149,8 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
         return KVT_UNSUPPORTED;
     }
     KVT_TRY(open_tiers(runtime, &options, ret_error, error_bytes));
+    KVT_TRY(kvt_tables_open(&runtime->tables, runtime->codec, runtime->nvme, &runtime->env, options.core.space,
+                            config->shape.group_count, config->is_codec_tables_off));
     runtime->overhead_bytes = options.staging_bytes + options.scratch_bytes;
     KVT_TRY(open_core(runtime, &options));
     runtime->is_core_open = true;
@@ -142,6 +160,7 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
 enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
 {
     if (ret_error && error_bytes) ret_error[0] = '\0';
+    KVT_TRY(kvt_options_check_version(config, ret_error, error_bytes));
     (void)pthread_once(&fork_once, watch_forks);
     struct kvt_runtime *runtime = kvt_alloc(1, sizeof *runtime);
     if (!runtime) return KVT_NOMEM;
@@ -219,6 +238,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     kvt_tier_close(&runtime->device);
     kvt_tier_close(&runtime->nvme);
     kvt_host_tier_close(&runtime->host);
+    kvt_tables_close(&runtime->tables);
     kvt_codec_destroy(&runtime->codec);
     if (runtime->wake_fd >= 0) (void)close(runtime->wake_fd);
     if (runtime->event_fd >= 0) (void)close(runtime->event_fd);

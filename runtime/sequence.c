@@ -129,6 +129,19 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
 
 /* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
 
+/*
+ * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for long:
+ * each is asked for a few entries before its turn.
+ */
+static void prefetch_below(const struct kvt_core *core, const struct kvt_sequence_table *table, uint32_t i)
+{
+    enum { BLOCKS_AHEAD = 16, SLOTS_AHEAD = 8 };
+    if (i >= BLOCKS_AHEAD && table->blocks[i - BLOCKS_AHEAD] != KVT_NO_BLOCK)
+        __builtin_prefetch(kvt_core_block(core, table->blocks[i - BLOCKS_AHEAD]), 1);
+    if (i >= SLOTS_AHEAD && table->blocks[i - SLOTS_AHEAD] != KVT_NO_BLOCK)
+        kvt_device_prefetch(core, table->blocks[i - SLOTS_AHEAD]);
+}
+
 void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed)
 {
     if (is_claimed) kvt_block_unclaim(core, index, sequence->last_mark);
@@ -153,6 +166,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
         for (uint32_t i = table->count; i-- > 0;) {
+            prefetch_below(core, table, i);
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
                 kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
         }
@@ -168,21 +182,61 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     sequence->mode = KVT_SEQUENCE_IDLE;
 }
 
-/* Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *besides)
+/* How many claims are too many, over all pools, for `need` more. */
+static uint32_t claims_missing(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    uint64_t missing = 0;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        const uint64_t claims = (uint64_t)core->pools[p].claimed + need[p];
+        if (claims > core->pools[p].slot_count) missing += claims - core->pools[p].slot_count;
+    }
+    return (uint32_t)kvt_min_u64(missing, UINT32_MAX);
+}
+
+/* A warming sequence gives the last of its claims back. False: it had none left, and is idle. */
+static bool retreat(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    struct kvt_sequence_cursor *cursor = &sequence->fetch;
+    for (;;) {
+        while (cursor->index == 0) {
+            if (cursor->group == 0) {
+                sequence->mode = KVT_SEQUENCE_IDLE;
+                return false;
+            }
+            cursor->group--;
+            cursor->index = is_state(core, cursor->group) ? 1 : sequence->groups[cursor->group].count;
+        }
+        cursor->index--;
+        struct kvt_sequence_table *table = &sequence->groups[cursor->group];
+        const uint32_t block = is_state(core, cursor->group) ? table->live : table->blocks[cursor->index];
+        if (block == KVT_NO_BLOCK) continue;
+        kvt_block_unclaim(core, block, sequence->last_mark);
+        return true;
+    }
+}
+
+/*
+ * Takes up to `count` claims back from the warming sequence that is needed last: from its end, and no more than asked, so that what it has
+ * fetched already is not fetched again. False: none is warming.
+ */
+static bool retreat_last(struct kvt_core *core, const struct kvt_sequence *besides, uint32_t count)
 {
     uint32_t last = core->expected.tail;
-    for (;;) {
-        bool fits = true;
-        for (uint32_t p = 0; p < core->config.pool_count; p++)
-            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
-        if (fits) return true;
-        while (last != KVT_NO_SEQUENCE
-               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
-            last = core->sequences[last].previous;
-        if (last == KVT_NO_SEQUENCE) return false;
-        kvt_sequence_revoke(core, &core->sequences[last]);
+    while (last != KVT_NO_SEQUENCE && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
+        last = core->sequences[last].previous;
+    if (last == KVT_NO_SEQUENCE) return false;
+    while (count-- > 0 && retreat(core, &core->sequences[last])) continue;
+    return true;
+}
+
+/* Takes claims back from warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
+static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    uint32_t missing;
+    while ((missing = claims_missing(core, need)) > 0) {
+        if (!retreat_last(core, NULL, missing)) return false;
     }
+    return true;
 }
 
 /* Adds to need[] the blocks that a fully active sequence would newly claim. */
@@ -222,16 +276,21 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_OK;
         return KVT_OK;
     }
-    uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    count_unclaimed(core, sequence, need);
-    for (uint32_t p = 0; p < core->config.pool_count; p++) {
-        if (need[p] > core->pools[p].slot_count) {
-            *ret_room = KVT_ROOM_TOO_LONG;
-            return KVT_OK;
+    for (;;) {
+        /* Counted again each time: blocks that another one shared with this are no longer claimed. */
+        uint32_t need[KVT_GROUPS_MAX] = { 0 };
+        count_unclaimed(core, sequence, need);
+        const uint32_t missing = claims_missing(core, need);
+        if (missing == 0) break;
+        if (retreat_last(core, sequence, missing)) continue;
+        if (sequence->mode == KVT_SEQUENCE_WARMING) { /* what it claims itself counts too */
+            kvt_sequence_revoke(core, sequence);
+            continue;
         }
-    }
-    if (!make_claimable(core, need, sequence)) {
         *ret_room = KVT_ROOM_FULL;
+        for (uint32_t p = 0; p < core->config.pool_count; p++) {
+            if (need[p] > core->pools[p].slot_count) *ret_room = KVT_ROOM_TOO_LONG;
+        }
         return KVT_OK;
     }
     claim_all(core, sequence);
@@ -254,6 +313,7 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
     struct kvt_sequence_table *table = &sequence->groups[group];
     while (table->count > count) {
         const uint32_t i = --table->count;
+        prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
@@ -333,6 +393,12 @@ static bool is_tail_shared(const struct kvt_core *core, const struct kvt_sequenc
     return kvt_block_has(block, KVT_BLOCK_SEALED) || block->refs > 1;
 }
 
+/* A fork that has not been filled yet starts as a copy of this live state: it must not be written where it is. */
+static bool is_live_shared(const struct kvt_core *core, const struct kvt_sequence_table *table)
+{
+    return table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->refs > 1;
+}
+
 static void count_append(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t reserved,
                          uint32_t need[KVT_GROUPS_MAX], uint64_t total[KVT_GROUPS_MAX])
 {
@@ -342,8 +408,8 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
         uint64_t fresh;
         uint64_t held;
         if (is_state(core, g)) {
-            fresh = (table->live == KVT_NO_BLOCK) + (table->spare == KVT_NO_BLOCK);
-            held = 2 - fresh;
+            held = (table->live != KVT_NO_BLOCK) + (table->spare != KVT_NO_BLOCK);
+            fresh = 2 - held + is_live_shared(core, table);
         } else {
             fresh = blocks_for(core, reserved) - table->count + is_tail_shared(core, sequence, g);
             held = table->count - table->first;
@@ -353,26 +419,37 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
     }
 }
 
-/* The tail becomes a private copy of the tokens that are kept: a transfer that the planner starts. */
-static enum kvt_status copy_tail(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+/*
+ * A shared block becomes a private copy of the tokens that are kept: a transfer that the planner starts. *entry is the sequence's
+ * block; its hold becomes the copy's.
+ */
+static enum kvt_status copy_shared(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i,
+                                   uint32_t tokens, uint32_t *entry)
 {
-    struct kvt_sequence_table *table = &sequence->groups[group];
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens);
     const uint32_t copy = kvt_block_table_take(&core->table, group);
     if (copy == KVT_NO_BLOCK) return KVT_NOMEM;
     struct kvt_block *block = kvt_core_block(core, copy);
-    block->origin = table->blocks[i]; /* our hold on the shared tail becomes the copy's */
+    block->origin = *entry;
     block->refs = 1;
-    block->tokens = (uint16_t)(sequence->tokens % core->block_tokens);
+    block->tokens = (uint16_t)tokens;
     kvt_block_claim(core, copy);
-    kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
-    table->blocks[i] = copy;
+    kvt_block_unclaim(core, *entry, sequence->last_mark);
+    *entry = copy;
     kvt_sequence_rewind(core, sequence, group, i);
     return KVT_OK;
 }
 
-static enum kvt_status take_state_slots(struct kvt_core *core, struct kvt_sequence_table *table, uint32_t group)
+static enum kvt_status copy_tail(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
 {
+    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens);
+    return copy_shared(core, sequence, group, i, (uint32_t)(sequence->tokens % core->block_tokens),
+                       &sequence->groups[group].blocks[i]);
+}
+
+static enum kvt_status take_state_slots(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    if (is_live_shared(core, table)) KVT_TRY(copy_shared(core, sequence, group, 0, 1, &table->live));
     if (table->live == KVT_NO_BLOCK) {
         table->live = kvt_block_fresh(core, group);
         if (table->live == KVT_NO_BLOCK) return KVT_NOMEM;
@@ -395,7 +472,7 @@ static enum kvt_status take_slots(struct kvt_core *core, struct kvt_sequence *se
     for (uint32_t g = 0; g < core->group_count; g++) {
         struct kvt_sequence_table *table = &sequence->groups[g];
         if (is_state(core, g)) {
-            KVT_TRY(take_state_slots(core, table, g));
+            KVT_TRY(take_state_slots(core, sequence, g));
             continue;
         }
         KVT_TRY(table_reserve(table, blocks_for(core, reserved)));
@@ -416,6 +493,8 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
         struct kvt_pool *pool = &core->pools[p];
         if (pool->free_count >= need[p]) continue;
         pool->wanted = kvt_max_u32(pool->wanted, need[p]);
+        pool->promised = kvt_max_u32(pool->promised, need[p]);
+        pool->promised_ns = core->now_ns;
         has = false;
     }
     return has;
@@ -438,7 +517,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             return KVT_OK;
         }
     }
-    if (!make_claimable(core, need, NULL)) {
+    if (!make_claimable(core, need)) {
         *ret_room = KVT_ROOM_FULL;
         return KVT_OK;
     }
@@ -449,7 +528,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             return KVT_OK;
         }
     }
-    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = 0;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = core->pools[p].promised = 0;
     const enum kvt_status status = take_slots(core, sequence, reserved);
     if (status != KVT_OK) {
         kvt_sequence_drop_reserved(core, sequence);
@@ -485,9 +564,17 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     from->device_slot = KVT_NO_SLOT;
     kvt_copy_step(from, KVT_TIER_DEVICE, KVT_COPY_EVICT);
     to->device_slot = slot;
-    pool->owner[slot] = other;
+    pool->slots[slot].owner = other;
     kvt_copy_step(to, KVT_TIER_DEVICE, KVT_COPY_RESERVE);
     kvt_device_filled(core, other);
+}
+
+/* What the sequence's stream does from here on may read the block's slot, which another stream may still be writing. */
+static void order_after(struct kvt_core *core, const struct kvt_sequence *sequence, const struct kvt_block *block)
+{
+    if (!core->gpu || sequence->last_mark == 0) return;
+    const kvt_mark written = core->pools[core->config.pool_of_group[block->group]].slots[block->device_slot].mark;
+    core->gpu->ops->wait(core->gpu, kvt_mark_stream(sequence->last_mark), written);
 }
 
 /* Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its place. */
@@ -513,6 +600,7 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
         kvt_block_claim(core, other);
         table->blocks[i] = other;
         to_limbo(core, sequence, own);
+        order_after(core, sequence, held);
     } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0 && block->users == 1) {
         kvt_block_ref(core, other);
         hand_slot_over(core, own, other);
@@ -522,31 +610,54 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     /* Otherwise the other one is on its way: this sequence keeps its own, unshared. */
 }
 
-static void seal(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_key key)
+/*
+ * Full blocks that have their keys and wait to be sealed, first in, first out. Each seal reads a random line of the index: it
+ * comes while the keys of the next blocks are computed. All are sealed before anybody else can see the sequence.
+ */
+enum { SEALS_AHEAD = 16 };
+struct full_blocks { struct kvt_key keys[SEALS_AHEAD]; uint32_t first, end; /* their entries */ };
+
+static void seal_first(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
+    const uint32_t i = full->first++;
     for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) seal_entry(core, sequence, g, i, key);
+        if (!is_state(core, g)) seal_entry(core, sequence, g, i, full->keys[i % SEALS_AHEAD]);
     }
-    sequence->chain = key;
 }
 
-/* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
-static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
+{
+    if (full->end - full->first == SEALS_AHEAD) seal_first(core, sequence, full);
+    full->keys[full->end++ % SEALS_AHEAD] = key;
+    sequence->chain = key;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
+    }
+}
+
+/*
+ * Keeps the live state at the end of the committed tokens: a copy in the stream's order, since the same step may go on and write
+ * the state again. When none can start now there is no snapshot: a miss later.
+ */
+static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t stream)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
     const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
     if (table->count > i) return; /* taken already */
     if (table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
-    const uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
+        kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */
+        known = KVT_NO_BLOCK;
+    }
     if (known != KVT_NO_BLOCK) {
         kvt_block_ref(core, known);
         table->blocks[table->count++] = known;
         return;
     }
     const uint32_t snapshot = table->spare;
-    if (snapshot == KVT_NO_BLOCK || core->transfers.free_head == KVT_NO_TRANSFER) return;
+    if (snapshot == KVT_NO_BLOCK || !kvt_flow_can_copy_now(core)) return;
     table->spare = KVT_NO_BLOCK;
     table->blocks[table->count++] = snapshot;
     struct kvt_block *block = kvt_core_block(core, snapshot);
@@ -557,9 +668,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
         kvt_block_set(block, KVT_BLOCK_INDEXED, true);
         kvt_prefix_insert(&core->prefix, snapshot);
     }
-    block->origin = table->live;
-    kvt_block_ref(core, table->live);
-    kvt_flow_copy_reserved(core, snapshot);
+    kvt_flow_copy_reserved(core, table->live, snapshot, stream);
     kvt_block_unclaim(core, snapshot, 0);
 }
 
@@ -574,9 +683,10 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    while (n > 0) {
-        const uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
-        const uint32_t i = (uint32_t)(sequence->tokens / block_tokens);
+    struct full_blocks full;
+    full.first = full.end = (uint32_t)(sequence->tokens / block_tokens);
+    uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
+    for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
         if (!given_keys) memcpy(sequence->tail_tokens + position, tokens, count * sizeof *tokens);
         sequence->tokens += count;
@@ -589,15 +699,16 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (position + count == block_tokens) {
             const struct kvt_key key = given_keys ? *given_keys++
                 : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
-            seal(core, sequence, key);
+            add_full(core, sequence, &full, key);
         }
         if (tokens) tokens += count;
         n -= count;
     }
+    while (full.first < full.end) seal_first(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
-        if (is_snapshot) take_snapshot(core, sequence, g);
+        if (is_snapshot) take_snapshot(core, sequence, g, stream);
     }
     return KVT_OK;
 }
@@ -640,18 +751,11 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
     const struct kvt_sequence_table *from = &parent->groups[g];
     struct kvt_sequence_table *to = &child->groups[g];
     const bool is_claimed = is_active(child);
-    const uint32_t tail = (uint32_t)(parent->tokens / core->block_tokens);
-    const uint32_t tail_tokens = (uint32_t)(parent->tokens % core->block_tokens);
     const uint64_t count = is_state(core, g) ? from->count : blocks_for(core, parent->tokens);
     KVT_TRY(table_reserve(to, count));
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t block = from->blocks[i];
-        /* A parent that has slots reserved goes on writing its tail without asking: the child needs a copy at once. */
-        const bool is_copied = !is_state(core, g) && i == tail && tail_tokens > 0 && parent->reserved > parent->tokens;
-        if (is_copied) {
-            block = kvt_sequence_copy_of(core, g, block, tail_tokens, is_claimed);
-            if (block == KVT_NO_BLOCK) return KVT_NOMEM;
-        } else if (block != KVT_NO_BLOCK) {
+        const uint32_t block = from->blocks[i];
+        if (block != KVT_NO_BLOCK) {
             kvt_block_ref(core, block);
             if (is_claimed && !is_state(core, g)) kvt_block_claim(core, block);
         }
@@ -668,9 +772,11 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
 {
     if (parent->step != NO_STEP) return KVT_INVAL;
+    /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
+    kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]]++;
-    if (is_active(parent) && !make_claimable(core, need, NULL)) return KVT_FULL;
+    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
+    if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return KVT_FULL;
     child->tokens = child->reserved = parent->tokens;

@@ -1,7 +1,9 @@
 /* step: who is ready, what a step pins, and how streams are ordered around it. */
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
+#include "runtime/flow.h"
 #include "runtime/planner.h"
 #include "runtime/residency.h"
 
@@ -19,7 +21,8 @@ void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t 
         struct kvt_sequence *sequence = kvt_sequence_of(core, seqs[i]);
         if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE) continue;
         if (sequence->list != KVT_LIST_EXPECTED) sequence->told_ns = core->now_ns;
-        sequence->need_ns = core->now_ns + steps[i] * core->step_ns;
+        const uint64_t ahead_ns = steps[i] < UINT64_MAX / 2 / (core->step_ns + 1) ? steps[i] * core->step_ns : UINT64_MAX / 2;
+        sequence->need_ns = core->now_ns + ahead_ns;
         kvt_sequence_list_append(core, sequence, KVT_LIST_EXPECTED);
     }
 }
@@ -225,7 +228,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     while (step->limbo != KVT_NO_BLOCK) {
         const uint32_t index = step->limbo;
         step->limbo = kvt_core_block(core, index)->link;
-        kvt_block_unclaim(core, index, mark);
+        if (!KVT_PLANTED(DROPPED_UNPIN)) kvt_block_unclaim(core, index, mark);
         kvt_block_unref(core, index);
     }
     step->is_open = false;
@@ -254,7 +257,7 @@ static enum kvt_stall_cause stall_of_block(struct kvt_core *core, const struct k
                                   : kvt_copy_state(block, KVT_TIER_HOST) == KVT_COPY_EMPTY;
     if (!transfer && kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY) {
         if (kvt_core_pool(core, block)->free_count == 0) return KVT_STALL_NO_SLOT;
-        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, block->nvme_length)) return KVT_STALL_NO_SLOT;
+        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, kvt_flow_fetch_bytes(core, index))) return KVT_STALL_NO_SLOT;
     }
     if (sequence->is_hint_late) return KVT_STALL_LATE_HINT;
     if (is_nvme) return transfer && transfer->op.is_in_flight ? KVT_STALL_NVME_LINK : KVT_STALL_NVME_QUEUE;

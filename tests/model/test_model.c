@@ -4,6 +4,7 @@
  *     test_model              the seeds of the build's test
  *     test_model SEED         one seed, with its calls printed
  *     test_model SEED COUNT   that many seeds from SEED on, with a line of numbers
+ *     test_model SEED COUNT fails   the same, quietly: succeeds when one of them fails (the core has a bug on purpose)
  *
  * A seed that fails is shrunk: operations are left out by halves, quarters and so on, as long as it goes on failing.
  */
@@ -73,27 +74,28 @@ static bool fails(uint64_t seed, uint32_t count, const bool *is_left_out, bool i
     return false;
 }
 
-/* In a child, whose memory goes with it: a world that failed cannot be closed. */
-static bool fails_in_child(uint64_t seed, const bool *is_left_out)
+/* In a child, whose memory goes with it: a world that failed cannot be closed. True: it fails in the same way. */
+static bool fails_in_child(uint64_t seed, const bool *is_left_out, uint32_t failure)
 {
     const pid_t child = fork();
-    if (child == 0) _exit(fails(seed, OPERATIONS, is_left_out, false) ? 1 : 0);
+    if (child == 0) _exit(fails(seed, OPERATIONS, is_left_out, false) && world_failure == failure ? 1 : 0);
     int status = 0;
     (void)waitpid(child, &status, 0);
-    return status != 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
 }
 
 static void shrink(uint64_t seed)
 {
     static bool is_left_out[OPERATIONS];
     memset(is_left_out, 0, sizeof is_left_out);
+    const uint32_t failure = world_failure;
     world_is_quiet = true;
     for (uint32_t chunk = OPERATIONS / 2; chunk > 0; chunk /= 2) {
         for (uint32_t from = 0; from < OPERATIONS; from += chunk) {
             bool before[OPERATIONS];
             memcpy(before, is_left_out, sizeof before);
             for (uint32_t n = from; n < from + chunk && n < OPERATIONS; n++) is_left_out[n] = true;
-            if (!fails_in_child(seed, is_left_out)) memcpy(is_left_out, before, sizeof before);
+            if (!fails_in_child(seed, is_left_out, failure)) memcpy(is_left_out, before, sizeof before);
         }
     }
     world_is_quiet = false;
@@ -122,9 +124,15 @@ int main(int argc, char **argv)
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     const uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : SEEDS;
     const bool is_one = argc == 2;
+    const bool is_planted = argc > 3 && strcmp(argv[3], "fails") == 0;
+    world_is_quiet = is_planted;
     if (is_one) print_world(first);
     for (uint64_t seed = first; seed < first + count; seed++) {
         if (!fails(seed, OPERATIONS, NULL, is_one)) continue;
+        if (is_planted) {
+            (void)printf("seed %llu finds it: %s\n", (unsigned long long)seed, world_failure_text);
+            return 0;
+        }
         print_world(seed);
         if (!getenv("KVT_MODEL_NO_SHRINK")) shrink(seed);
         return 1;
@@ -135,5 +143,5 @@ int main(int argc, char **argv)
                  (unsigned long long)total.reads, (unsigned long long)total.rows, (unsigned long long)total.losses,
                  (unsigned long long)total.reused, (unsigned long long)total.pendings, (unsigned long long)total.dropped,
                  (unsigned long long)total.fetches, (unsigned long long)total.stashes);
-    return 0;
+    return is_planted ? 1 : 0;
 }

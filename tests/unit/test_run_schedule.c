@@ -191,6 +191,19 @@ static void a_full_device_parks_the_youngest(void **state)
     world_done(&world);
 }
 
+/* Goal: when idle sequences fill every tier, the one needed last is given up, and its tokens are computed again when it is due. */
+static void idle_sequences_are_given_up_when_nothing_else_helps(void **state)
+{
+    (void)state;
+    struct world world = world_of("chat", 24);
+    world.how.batch = 1;
+    world.knobs.idle_max = 2;
+    world_run(&world);
+    assert_all_done(&world);
+    assert_true(world.result.given_up > 0);
+    world_done(&world);
+}
+
 /* Goal: blocks on their way stall the step for the cause that the runtime names, and for no other. */
 static void unready_sequences_stall_by_their_cause(void **state)
 {
@@ -291,6 +304,37 @@ static void one_wrong_byte_is_a_mismatch_with_its_place(void **state)
     assert_int_equal(world.checks.kept[0].block, 2);
     assert_int_equal(world.checks.kept[0].offset, 1234);
     assert_int_equal(world.workload->requests[world.checks.kept[0].request].turn, 1);
+    world_done(&world);
+}
+
+/* Goal: all of a sequence is checked at its end, once. */
+static void a_sequence_is_checked_whole_at_its_end(void **state)
+{
+    (void)state;
+    struct world world = world_of("batch", 1);
+    world_run(&world);
+    assert_all_done(&world);
+    const uint64_t tokens = world.workload->requests[0].prompt_tokens + world.workload->requests[0].output_tokens;
+    assert_int_equal(world.checks.blocks_checked, (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    world_done(&world);
+}
+
+/* Goal: a wrong byte is found at the first step after its sequence was parked, not only at the end. */
+static void what_was_parked_is_checked_when_it_is_back(void **state)
+{
+    (void)state;
+    struct world world = world_of("batch", 12);
+    world.what.context_tokens = 500;
+    world.knobs.slots = 80;
+    world.knobs.is_flipped = true;
+    world.knobs.flip_block = 1;
+    world.knobs.flip_byte = 777;
+    world_run(&world);
+    assert_int_equal(world.result.outcome, KVT_OUTCOME_DONE);
+    assert_true(world.result.parked > 0);
+    assert_true(world.checks.mismatches >= 2);
+    assert_int_equal(world.checks.kept[0].block, 1);
+    assert_int_equal(world.checks.kept[0].offset, 777);
     world_done(&world);
 }
 
@@ -464,11 +508,14 @@ int main(void)
         cmocka_unit_test(windows_and_states_verify),
         cmocka_unit_test(a_session_goes_on_in_its_sequence),
         cmocka_unit_test(a_full_device_parks_the_youngest),
+        cmocka_unit_test(idle_sequences_are_given_up_when_nothing_else_helps),
         cmocka_unit_test(unready_sequences_stall_by_their_cause),
         cmocka_unit_test(waiting_for_arrivals_is_no_stall),
         cmocka_unit_test(lost_tokens_are_computed_again),
         cmocka_unit_test(a_request_larger_than_the_device_fails_alone),
         cmocka_unit_test(one_wrong_byte_is_a_mismatch_with_its_place),
+        cmocka_unit_test(a_sequence_is_checked_whole_at_its_end),
+        cmocka_unit_test(what_was_parked_is_checked_when_it_is_back),
         cmocka_unit_test(sampling_checks_fewer_and_off_none),
         cmocka_unit_test(reading_all_checks_whole_blocks_at_every_step),
         cmocka_unit_test(a_run_in_which_nothing_moves_ends_and_says_why),

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 #include <json-c/json.h>
@@ -196,6 +197,7 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         {"--workload chat --hbm 8MiB --policies wishful", "--policies"}, {"--workload chat --hbm 4KiB --host 1MiB", "--hbm"},
         {"--workload chat --hbm 8MiB --policy wishful", "--policy"}, {"--workload chat --hbm", "--hbm"}, {"--hbm 8MiB", "--trace"},
         {"--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl"},
+        {"--workload chat --plot picture.jpg", "--plot"},
         {"--workload chat --policies belady --admission all", "--policies"}, {"--workload chat --json --csv", "--json"},
     };
     write_trace(THREE_REQUESTS);
@@ -207,6 +209,43 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         assert_memory_equal(outcome.err, "kvtier sim: ", 12);
         if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
     }
+}
+
+/* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
+static void a_picture_is_gnuplots(void **state)
+{
+    (void)state;
+    char drawer[PATH_BYTES + 16], drawn[PATH_BYTES + 16], line[2 * PATH_BYTES + 128], script[4096];
+    const char *path = getenv("PATH");
+    char before[4096];
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    write_trace(THREE_REQUESTS);
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
+    (void)snprintf(line, sizeof line, "--trace @ --policies lru,belady --count flat --capacities 2,3 --plot %s/a.svg", root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line);
+    assert_int_equal(outcome.exit_status, 2);
+    assert_string_equal(outcome.out, "");
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, "gnuplot"));
+
+    FILE *file = fopen(drawer, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(drawer, 0700), 0);
+    sim(line);
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_non_null(strstr(script, "set terminal svg"));
+    assert_non_null(strstr(script, "2 42.8571\n3 57.1429\ne\n2 57.1429\n3 57.1429\ne\n"));
+    (void)unlink(drawn);
+    (void)unlink(drawer);
+    (void)setenv("PATH", before, 1);
 }
 
 /* ---- In virtual time ----------------------------------------------------------------------------------------------------- */
@@ -299,6 +338,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),

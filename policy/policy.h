@@ -44,6 +44,9 @@ struct kvt_policy_ops {
     /* An idle slot, KVT_POLICY_NONE iff none is idle. May reorder, never removes. Asked twice it answers the same. */
     uint32_t (*victim)(struct kvt_policy *policy);
 
+    /* Asks the memory for what the other calls will read of the slot; changes nothing. NULL: the policy does not say. */
+    void (*prefetch)(const struct kvt_policy *policy, uint32_t slot);
+
     /* Walks everything and asserts; tests only. */
     void (*verify)(const struct kvt_policy *policy);
 };

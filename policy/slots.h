@@ -170,6 +170,13 @@ static inline uint32_t kvt_slots_coldest_idle(struct kvt_slots *slots, uint32_t 
     }
 }
 
+/* See prefetch in policy.h. */
+static inline void kvt_slots_prefetch(const struct kvt_slots *slots, uint32_t slot)
+{
+    __builtin_prefetch(&slots->bits[slot], 1);
+    __builtin_prefetch(&slots->order.links[kvt_order_node(&slots->order, slot)], 1);
+}
+
 /* Asserts that bits, lists and counts agree; returns the number of present slots. Tests only. */
 uint32_t kvt_slots_verify(const struct kvt_slots *slots, uint32_t list_count);
 

@@ -23,6 +23,8 @@ uint32_t kvt_block_table_take(struct kvt_block_table *table, uint32_t group)
     uint32_t index = table->free_head;
     if (index != KVT_NO_BLOCK) {
         table->free_head = table->blocks[index].link;
+        /* The next call reads its line first thing. */
+        if (table->free_head != KVT_NO_BLOCK) __builtin_prefetch(&table->blocks[table->free_head], 1);
     } else {
         if (table->high_water == table->capacity) return KVT_NO_BLOCK;
         index = table->high_water++;

@@ -73,7 +73,7 @@ static void fill_fetch_op(struct kvt_core *core, struct kvt_transfer *transfer)
     op->form = kvt_block_has(source, KVT_BLOCK_HOST_PACKED) ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->length = source->host_length;
     op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
-    op->after[0] = pool->marks[target->device_slot]; /* compute may still read what was in the slot */
+    op->after[0] = pool->slots[target->device_slot].mark; /* compute may still read what was in the slot */
     if (KVT_PLANTED(FETCH_BEFORE_READ)) op->after[0] = 0;
     op->after[1] = 0;
 }
@@ -99,8 +99,8 @@ static void submit_copy(struct kvt_core *core, struct kvt_transfer *transfer)
     transfer->op.source_slot = source->device_slot;
     transfer->op.slot = target->device_slot;
     transfer->op.tokens = kvt_block_op_tokens(core, target, target->tokens);
-    transfer->op.after[0] = pool->marks[source->device_slot];
-    transfer->op.after[1] = pool->marks[target->device_slot];
+    transfer->op.after[0] = pool->slots[source->device_slot].mark;
+    transfer->op.after[1] = pool->slots[target->device_slot].mark;
     submit(core, transfer);
 }
 
@@ -188,12 +188,11 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t index)
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
 {
-    const struct kvt_block *block = kvt_core_block(core, index);
-    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, block->origin, index, KVT_PRIORITY_DEMAND);
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
-    transfer->device_slot = block->device_slot;
+    transfer->device_slot = kvt_core_block(core, target)->device_slot;
     submit_copy(core, transfer);
 }
 
@@ -220,7 +219,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     op->host_capacity = kvt_host_pool_slot_bytes(&core->host, block->host_slot);
     op->form = is_packed ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->tokens = kvt_block_op_tokens(core, block, block->tokens);
-    op->after[0] = kvt_core_pool(core, block)->marks[block->device_slot]; /* the kernel that fills it may still run */
+    op->after[0] = kvt_core_pool(core, block)->slots[block->device_slot].mark; /* the kernel that fills it may still run */
     if (KVT_PLANTED(STASH_BEFORE_WRITE)) op->after[0] = 0;
     submit(core, transfer);
     return KVT_FLOW_STARTED;
@@ -367,6 +366,14 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
     return false;
 }
 
+/* A snapshot whose copy failed is none: the state has gone on in the meantime. */
+static void forget_snapshot(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_dead = !kvt_block_has_copies(block) && block->origin == KVT_NO_BLOCK;
+    if (is_dead && kvt_block_has(block, KVT_BLOCK_INDEXED) && block->refs > 0) kvt_block_unindex(core, index);
+}
+
 static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t target = transfer->target;
@@ -502,6 +509,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_HOST_TO_DEVICE:
     case KVT_LEG_DEVICE_TO_DEVICE:
         kvt_device_failed(core, target, true);
+        forget_snapshot(core, target);
         end_prefetch(core, transfer);
         break;
     }

@@ -24,10 +24,10 @@ enum kvt_flow {
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
 
 /*
- * Starts the copy within the device that fills a block whose slot is reserved already, from its origin, which is RESIDENT.
- * A transfer is free.
+ * Starts the copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not held
+ * for it: what is read later would be another state. A transfer is free.
  */
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t index);
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target);
 
 /* Copies a block one tier down: device -> host, host -> nvme. */
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);

@@ -12,6 +12,11 @@
 #define CHUNK_ALIGNMENT   (4 * KVT_KIB)
 #define DEVICE_SLOTS_MAX  (UINT32_MAX / 4)
 #define BLOCKS_MAX        (UINT32_MAX / 4)
+#define HOST_SLOTS_MAX    (UINT32_MAX / 4)
+#define SEQUENCES_MAX     (1u << 24)
+#define TRANSFERS_MAX     (1u << 20)
+#define DEADLINE_NS_MAX   (UINT64_C(86400) * 1000000000u)
+#define STEP_NS_MAX       (UINT64_C(3600) * 1000000000u)
 
 struct refusal { char *text; size_t bytes; };
 
@@ -56,6 +61,14 @@ static enum kvt_status check(const struct kvt_config *config, struct refusal ref
     if (!kvt_admission_find(config->admission)) return refuse(refusal, "admission is '%s': no such policy", config->admission);
     if (config->nvme_path && config->host_bytes == 0)
         return refuse(refusal, "host_bytes is 0: the nvme tier works through host memory");
+    if (config->sequences_max > SEQUENCES_MAX)
+        return refuse(refusal, "sequences_max is %u: at most %u", config->sequences_max, SEQUENCES_MAX);
+    if (config->transfers_max > TRANSFERS_MAX)
+        return refuse(refusal, "transfers_max is %u: at most %u", config->transfers_max, TRANSFERS_MAX);
+    if (config->transfer_deadline_ns > DEADLINE_NS_MAX)
+        return refuse(refusal, "transfer_deadline_ns is %llu: at most a day", (unsigned long long)config->transfer_deadline_ns);
+    if (config->step_ns > STEP_NS_MAX)
+        return refuse(refusal, "step_ns is %llu: at most an hour", (unsigned long long)config->step_ns);
     if (!config->nvme_path && config->nvme_bytes > 0)
         return refuse(refusal, "nvme_path is NULL: nvme_bytes is %llu", (unsigned long long)config->nvme_bytes);
     return KVT_OK;
@@ -103,8 +116,16 @@ static enum kvt_status share_out_host(struct kvt_options *options, struct refusa
 {
     const struct kvt_config *config = &options->config;
     if (config->host_bytes == 0) return KVT_OK;
-    uint64_t raw_max = 0;
-    for (uint32_t p = 0; p < options->core.pool_count; p++) raw_max = kvt_max_u64(raw_max, options->slot_bytes[p]);
+    uint64_t raw_max = 0, raw_min = UINT64_MAX;
+    for (uint32_t p = 0; p < options->core.pool_count; p++) {
+        raw_max = kvt_max_u64(raw_max, options->slot_bytes[p]);
+        raw_min = kvt_min_u64(raw_min, options->slot_bytes[p]);
+    }
+    /* The smallest slots, those of packed tails, are an eighth of a block, and have 32-bit numbers. */
+    const uint64_t bytes_max = HOST_SLOTS_MAX * kvt_max_u64(raw_min / 8, 512);
+    if (config->host_bytes > bytes_max)
+        return refuse(refusal, "host_bytes is %llu: at most %llu with blocks of %llu", (unsigned long long)config->host_bytes,
+                      (unsigned long long)bytes_max, (unsigned long long)raw_min);
     if (config->nvme_path) {
         /* A record must fit in a staging buffer, with its header and padding; two of them, so that reads and writes overlap. */
         const uint64_t record = kvt_align_up(raw_max + 8 * KVT_KIB, 4 * KVT_KIB);
@@ -172,12 +193,17 @@ static void fill_core(struct kvt_options *options)
     core->blocks_max = (uint32_t)kvt_min_u64(blocks, BLOCKS_MAX);
 }
 
+enum kvt_status kvt_options_check_version(const struct kvt_config *config, char *ret_error, size_t error_bytes)
+{
+    const struct refusal refusal = { ret_error, error_bytes };
+    if (config->size == sizeof *config && config->version == KVT_VERSION) return KVT_OK;
+    return refuse(refusal, "config size is %u, version %u: %zu and %u here", config->size, config->version, sizeof *config, KVT_VERSION);
+}
+
 enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t scratch_bytes, struct kvt_options *ret_options,
                                     char *ret_error, size_t error_bytes)
 {
     const struct refusal refusal = { ret_error, error_bytes };
-    if (config->size != sizeof *config || config->version != KVT_VERSION)
-        return refuse(refusal, "config size is %u, version %u: %zu and %u here", config->size, config->version, sizeof *config, KVT_VERSION);
     struct kvt_options options = { .config = *config, .scratch_bytes = config->is_codec_off ? 0 : scratch_bytes };
     fill_defaults(&options.config);
     KVT_TRY(check(&options.config, refusal));

@@ -19,6 +19,9 @@ struct kvt_options {
     uint64_t host_slot_bytes;             /* of the host budget: what is cut into slots */
 };
 
+/* Before anything else of the config is read. INVAL: it is of another version. */
+KVT_NODISCARD enum kvt_status kvt_options_check_version(const struct kvt_config *config, char *ret_error, size_t error_bytes);
+
 /* INVAL: ret_error[error_bytes] (may be NULL) gets one line: field, value, rule. scratch_bytes: what the codec wants in all. */
 KVT_NODISCARD enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t scratch_bytes,
                                                   struct kvt_options *ret_options, char *ret_error, size_t error_bytes);

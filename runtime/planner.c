@@ -142,6 +142,22 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
     return VICTIM_GONE;
 }
 
+/*
+ * An eviction reads lines that nobody touched for a long time, found one through the other: the slot, its block, the block's place
+ * in the index. While one slot is evicted, each of the three is asked for on behalf of a later one (see kvt_pool_released).
+ */
+static void prefetch_victims(const struct kvt_core *core, const struct kvt_pool *pool, uint32_t slot)
+{
+    const struct kvt_pool_slot *first = &pool->slots[pool->slots[slot].later];
+    const struct kvt_pool_slot *second = &pool->slots[first->later];
+    __builtin_prefetch(&pool->slots[second->later], 1);
+    if (pool->policy_ops->prefetch) pool->policy_ops->prefetch(pool->policy, first->later);
+    if (second->owner != KVT_NO_BLOCK) __builtin_prefetch(kvt_core_block(core, second->owner), 1);
+    if (first->owner == KVT_NO_BLOCK) return;
+    const struct kvt_block *block = kvt_core_block(core, first->owner);
+    kvt_prefix_prefetch(&core->prefix, block->group, block->key);
+}
+
 static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
 {
     if (pool->free_count >= pool->wanted) pool->wanted = 0; /* whoever still wants it asks again */
@@ -152,7 +168,8 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     for (uint32_t i = 0; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
         if (slot == KVT_POLICY_NONE) break;
-        if (evict_device_copy(core, pool->owner[slot]) == VICTIM_STAYS) {
+        prefetch_victims(core, pool, slot);
+        if (evict_device_copy(core, pool->slots[slot].owner) == VICTIM_STAYS) {
             pool->fruitless++;
             /* While the host tier is only briefly full, waiting in order beats disturbing the order. */
             if (core->transfers.in_flight > 0) break;

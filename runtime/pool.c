@@ -9,13 +9,12 @@ enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32
 {
     *pool = (struct kvt_pool){ .slot_bytes = slot_bytes, .slot_count = slot_count, .policy_ops = policy_ops };
     pool->free_slots = kvt_table_map((size_t)slot_count * sizeof *pool->free_slots);
-    pool->owner = kvt_table_map((size_t)slot_count * sizeof *pool->owner);
-    pool->marks = kvt_table_map((size_t)slot_count * sizeof *pool->marks);
-    if (!pool->free_slots || !pool->owner || !pool->marks) return KVT_NOMEM;
+    pool->slots = kvt_table_map((size_t)slot_count * sizeof *pool->slots);
+    if (!pool->free_slots || !pool->slots) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(slot_count, seed, &pool->policy));
     for (uint32_t i = 0; i < slot_count; i++) {
         pool->free_slots[i] = slot_count - 1 - i; /* slot 0 is taken first */
-        pool->owner[i] = KVT_NO_BLOCK;
+        pool->slots[i].owner = KVT_NO_BLOCK;
     }
     pool->free_count = slot_count;
     pool->low = slot_count / 32;
@@ -27,8 +26,7 @@ void kvt_pool_done(struct kvt_pool *pool)
 {
     if (pool->policy) pool->policy_ops->destroy(pool->policy);
     kvt_table_unmap(pool->free_slots, (size_t)pool->slot_count * sizeof *pool->free_slots);
-    kvt_table_unmap(pool->owner, (size_t)pool->slot_count * sizeof *pool->owner);
-    kvt_table_unmap(pool->marks, (size_t)pool->slot_count * sizeof *pool->marks);
+    kvt_table_unmap(pool->slots, (size_t)pool->slot_count * sizeof *pool->slots);
     *pool = (struct kvt_pool){ 0 };
 }
 
@@ -36,8 +34,8 @@ uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block)
 {
     if (pool->free_count == 0) return KVT_NO_SLOT;
     const uint32_t slot = pool->free_slots[--pool->free_count];
-    KVT_ASSERT(pool->owner[slot] == KVT_NO_BLOCK);
-    pool->owner[slot] = block;
+    KVT_ASSERT(pool->slots[slot].owner == KVT_NO_BLOCK);
+    pool->slots[slot].owner = block;
     pool->used_peak = kvt_max_u32(pool->used_peak, pool->slot_count - pool->free_count);
     return slot;
 }
@@ -45,14 +43,14 @@ uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block)
 void kvt_pool_give(struct kvt_pool *pool, uint32_t slot)
 {
     KVT_ASSERT(slot < pool->slot_count);
-    KVT_ASSERT(pool->owner[slot] != KVT_NO_BLOCK);
+    KVT_ASSERT(pool->slots[slot].owner != KVT_NO_BLOCK);
     KVT_ASSERT(pool->free_count < pool->slot_count);
-    pool->owner[slot] = KVT_NO_BLOCK;
+    pool->slots[slot].owner = KVT_NO_BLOCK;
     pool->free_slots[pool->free_count++] = slot;
 }
 
 size_t kvt_pool_bytes(const struct kvt_pool *pool)
 {
-    /* Free list, owner and mark, and the policy's links. */
-    return (size_t)pool->slot_count * (sizeof *pool->free_slots + sizeof *pool->owner + sizeof *pool->marks + 8);
+    /* And what a policy has a slot: two links and a byte. */
+    return (size_t)pool->slot_count * (sizeof *pool->free_slots + sizeof *pool->slots + 9);
 }

@@ -14,13 +14,21 @@
 #include "policy/policy.h"
 #include "runtime/block.h"
 
+#define KVT_POOL_AHEAD 16u /* releases */
+
+/* What is known of a slot, in one place: whoever asks for one of these mostly needs the others too. */
+struct kvt_pool_slot {
+    kvt_mark mark;          /* last compute use */
+    uint32_t owner;         /* its block; KVT_NO_BLOCK: free or in quarantine */
+    uint32_t later;         /* the slot that was released KVT_POOL_AHEAD releases after this one; a hint, see kvt_pool_released */
+};
+
 struct kvt_pool {
     uint64_t slot_bytes;
     uint32_t slot_count;
     uint32_t free_count;
     uint32_t *free_slots;   /* a stack of free_count slots */
-    uint32_t *owner;        /* block of each slot; KVT_NO_BLOCK: free or in quarantine */
-    kvt_mark *marks;        /* last compute use of each slot */
+    struct kvt_pool_slot *slots;
     const struct kvt_policy_ops *policy_ops;
     struct kvt_policy *policy;
 
@@ -32,6 +40,8 @@ struct kvt_pool {
     uint32_t low, high;     /* watermarks: eviction starts below low free slots and ends at high */
     uint32_t used_peak;
     uint64_t evictions;
+    uint32_t released[KVT_POOL_AHEAD]; /* the latest, a ring */
+    uint32_t released_at;
 };
 
 /* NOMEM. policy_ops as kvt_policy_find() gave it. */
@@ -43,6 +53,18 @@ void kvt_pool_done(struct kvt_pool *pool);
 uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block);
 /* The slot's owner is done with it. */
 void kvt_pool_give(struct kvt_pool *pool, uint32_t slot);
+
+/*
+ * The slot became one that may be evicted. Most policies evict about in this order, so each slot remembers the one released a
+ * few releases later: an eviction can ask memory for what the evictions after it will need, where following a policy's list would
+ * wait for one miss after the other. A hint only: nothing is decided by it.
+ */
+static inline void kvt_pool_released(struct kvt_pool *pool, uint32_t slot)
+{
+    uint32_t *place = &pool->released[pool->released_at++ % KVT_POOL_AHEAD];
+    pool->slots[*place].later = slot;
+    *place = slot;
+}
 
 size_t kvt_pool_bytes(const struct kvt_pool *pool);
 

@@ -33,7 +33,7 @@ bool kvt_block_has_copy_besides(const struct kvt_block *block, uint32_t tier)
 void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mark mark)
 {
     if (mark == 0 || block->device_slot == KVT_NO_SLOT) return;
-    kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].marks[block->device_slot];
+    kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].slots[block->device_slot].mark;
     const kvt_mark before = *slot_mark;
     /* Who lets go last need not be who used it last: a mark never goes back. */
     if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
@@ -58,6 +58,15 @@ static void device_know(struct kvt_core *core, struct kvt_block *block)
     kvt_block_set(block, KVT_BLOCK_DEVICE_KNOWN, true);
 }
 
+void kvt_device_prefetch(const struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const struct kvt_pool *pool = &core->pools[core->config.pool_of_group[block->group]];
+    if (block->device_slot == KVT_NO_SLOT) return;
+    __builtin_prefetch(&pool->slots[block->device_slot], 1);
+    if (pool->policy_ops->prefetch) pool->policy_ops->prefetch(pool->policy, block->device_slot);
+}
+
 void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -68,6 +77,7 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
     if (is_idle) {
         device_know(core, block);
         pool->policy_ops->release(pool->policy, block->device_slot);
+        kvt_pool_released(pool, block->device_slot);
     } else {
         pool->policy_ops->hold(pool->policy, block->device_slot);
     }

@@ -55,6 +55,9 @@ bool kvt_nvme_filled(struct kvt_core *core, uint32_t index);
 void kvt_device_update_idle(struct kvt_core *core, uint32_t index);
 void kvt_host_update_idle(struct kvt_core *core, uint32_t index);
 
+/* Asks the memory for the slot of the block's device copy. */
+void kvt_device_prefetch(const struct kvt_core *core, uint32_t index);
+
 /* Gives a block of a fresh slot to the engine: RESIDENT at once, claimed by one, held by one. KVT_NO_BLOCK: no slot, or no entry. */
 uint32_t kvt_block_fresh(struct kvt_core *core, uint32_t group);
 

@@ -81,6 +81,16 @@ struct kvt_config kvt_config_default(void)
     return (struct kvt_config){ .size = sizeof(struct kvt_config), .version = KVT_VERSION };
 }
 
+/* The store speaks of its own path and capacity: the caller's fields are these. */
+static void name_field(char *error, size_t error_bytes)
+{
+    if (!error || error_bytes == 0) return;
+    char line[256];
+    const char *field = strncmp(error, "capacity", 8) == 0 ? "nvme_bytes" : "nvme_path";
+    (void)snprintf(line, sizeof line, "%s: %s", field, error);
+    (void)snprintf(error, error_bytes, "%s", line);
+}
+
 static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error, size_t error_bytes)
 {
     const struct kvt_config *config = &options->config;
@@ -89,7 +99,9 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
         const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
             .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes, .wake = wake,
             .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
-        KVT_TRY(kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme));
+        const enum kvt_status status = kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme);
+        if (status == KVT_INVAL) name_field(ret_error, error_bytes);
+        KVT_TRY(status);
     }
     if (config->host_bytes > 0) {
         const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
@@ -117,7 +129,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     const uint64_t nonce[3] = { (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
-    return kvt_core_init(&runtime->core, &options->core);
+    const enum kvt_status status = kvt_core_init(&runtime->core, &options->core);
+    if (status != KVT_OK) kvt_core_done(&runtime->core);
+    return status;
 }
 
 static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config, char *ret_error, size_t error_bytes)
@@ -142,6 +156,7 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
 enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
 {
     if (ret_error && error_bytes) ret_error[0] = '\0';
+    KVT_TRY(kvt_options_check_version(config, ret_error, error_bytes));
     (void)pthread_once(&fork_once, watch_forks);
     struct kvt_runtime *runtime = kvt_alloc(1, sizeof *runtime);
     if (!runtime) return KVT_NOMEM;

@@ -129,6 +129,19 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
 
 /* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
 
+/*
+ * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for long:
+ * each is asked for a few entries before its turn.
+ */
+static void prefetch_below(const struct kvt_core *core, const struct kvt_sequence_table *table, uint32_t i)
+{
+    enum { BLOCKS_AHEAD = 16, SLOTS_AHEAD = 8 };
+    if (i >= BLOCKS_AHEAD && table->blocks[i - BLOCKS_AHEAD] != KVT_NO_BLOCK)
+        __builtin_prefetch(kvt_core_block(core, table->blocks[i - BLOCKS_AHEAD]), 1);
+    if (i >= SLOTS_AHEAD && table->blocks[i - SLOTS_AHEAD] != KVT_NO_BLOCK)
+        kvt_device_prefetch(core, table->blocks[i - SLOTS_AHEAD]);
+}
+
 void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed)
 {
     if (is_claimed) kvt_block_unclaim(core, index, sequence->last_mark);
@@ -153,6 +166,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
         for (uint32_t i = table->count; i-- > 0;) {
+            prefetch_below(core, table, i);
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
                 kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
         }
@@ -168,21 +182,32 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     sequence->mode = KVT_SEQUENCE_IDLE;
 }
 
-/* Revokes warming sequences, the one that is needed last first, until `need` blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX], const struct kvt_sequence *besides)
+static bool is_claimable(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    bool fits = true;
+    for (uint32_t p = 0; p < core->config.pool_count; p++)
+        fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
+    return fits;
+}
+
+/* Revokes the warming sequence that is needed last. False: there is none. */
+static bool revoke_last(struct kvt_core *core, const struct kvt_sequence *besides)
 {
     uint32_t last = core->expected.tail;
-    for (;;) {
-        bool fits = true;
-        for (uint32_t p = 0; p < core->config.pool_count; p++)
-            fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
-        if (fits) return true;
-        while (last != KVT_NO_SEQUENCE
-               && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
-            last = core->sequences[last].previous;
-        if (last == KVT_NO_SEQUENCE) return false;
-        kvt_sequence_revoke(core, &core->sequences[last]);
+    while (last != KVT_NO_SEQUENCE && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
+        last = core->sequences[last].previous;
+    if (last == KVT_NO_SEQUENCE) return false;
+    kvt_sequence_revoke(core, &core->sequences[last]);
+    return true;
+}
+
+/* Revokes warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
+static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    while (!is_claimable(core, need)) {
+        if (!revoke_last(core, NULL)) return false;
     }
+    return true;
 }
 
 /* Adds to need[] the blocks that a fully active sequence would newly claim. */
@@ -222,16 +247,20 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_OK;
         return KVT_OK;
     }
-    uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    count_unclaimed(core, sequence, need);
-    for (uint32_t p = 0; p < core->config.pool_count; p++) {
-        if (need[p] > core->pools[p].slot_count) {
-            *ret_room = KVT_ROOM_TOO_LONG;
-            return KVT_OK;
+    for (;;) {
+        /* Counted again after each revocation: blocks that the revoked one shared are no longer claimed. */
+        uint32_t need[KVT_GROUPS_MAX] = { 0 };
+        count_unclaimed(core, sequence, need);
+        if (is_claimable(core, need)) break;
+        if (revoke_last(core, sequence)) continue;
+        if (sequence->mode == KVT_SEQUENCE_WARMING) { /* what it claims itself counts too */
+            kvt_sequence_revoke(core, sequence);
+            continue;
         }
-    }
-    if (!make_claimable(core, need, sequence)) {
         *ret_room = KVT_ROOM_FULL;
+        for (uint32_t p = 0; p < core->config.pool_count; p++) {
+            if (need[p] > core->pools[p].slot_count) *ret_room = KVT_ROOM_TOO_LONG;
+        }
         return KVT_OK;
     }
     claim_all(core, sequence);
@@ -254,6 +283,7 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
     struct kvt_sequence_table *table = &sequence->groups[group];
     while (table->count > count) {
         const uint32_t i = --table->count;
+        prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
@@ -333,6 +363,12 @@ static bool is_tail_shared(const struct kvt_core *core, const struct kvt_sequenc
     return kvt_block_has(block, KVT_BLOCK_SEALED) || block->refs > 1;
 }
 
+/* A fork that has not been filled yet starts as a copy of this live state: it must not be written where it is. */
+static bool is_live_shared(const struct kvt_core *core, const struct kvt_sequence_table *table)
+{
+    return table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->refs > 1;
+}
+
 static void count_append(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t reserved,
                          uint32_t need[KVT_GROUPS_MAX], uint64_t total[KVT_GROUPS_MAX])
 {
@@ -342,8 +378,8 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
         uint64_t fresh;
         uint64_t held;
         if (is_state(core, g)) {
-            fresh = (table->live == KVT_NO_BLOCK) + (table->spare == KVT_NO_BLOCK);
-            held = 2 - fresh;
+            held = (table->live != KVT_NO_BLOCK) + (table->spare != KVT_NO_BLOCK);
+            fresh = 2 - held + is_live_shared(core, table);
         } else {
             fresh = blocks_for(core, reserved) - table->count + is_tail_shared(core, sequence, g);
             held = table->count - table->first;
@@ -353,26 +389,37 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
     }
 }
 
-/* The tail becomes a private copy of the tokens that are kept: a transfer that the planner starts. */
-static enum kvt_status copy_tail(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+/*
+ * A shared block becomes a private copy of the tokens that are kept: a transfer that the planner starts. *entry is the sequence's
+ * block; its hold becomes the copy's.
+ */
+static enum kvt_status copy_shared(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i,
+                                   uint32_t tokens, uint32_t *entry)
 {
-    struct kvt_sequence_table *table = &sequence->groups[group];
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens);
     const uint32_t copy = kvt_block_table_take(&core->table, group);
     if (copy == KVT_NO_BLOCK) return KVT_NOMEM;
     struct kvt_block *block = kvt_core_block(core, copy);
-    block->origin = table->blocks[i]; /* our hold on the shared tail becomes the copy's */
+    block->origin = *entry;
     block->refs = 1;
-    block->tokens = (uint16_t)(sequence->tokens % core->block_tokens);
+    block->tokens = (uint16_t)tokens;
     kvt_block_claim(core, copy);
-    kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
-    table->blocks[i] = copy;
+    kvt_block_unclaim(core, *entry, sequence->last_mark);
+    *entry = copy;
     kvt_sequence_rewind(core, sequence, group, i);
     return KVT_OK;
 }
 
-static enum kvt_status take_state_slots(struct kvt_core *core, struct kvt_sequence_table *table, uint32_t group)
+static enum kvt_status copy_tail(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
 {
+    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens);
+    return copy_shared(core, sequence, group, i, (uint32_t)(sequence->tokens % core->block_tokens),
+                       &sequence->groups[group].blocks[i]);
+}
+
+static enum kvt_status take_state_slots(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+{
+    struct kvt_sequence_table *table = &sequence->groups[group];
+    if (is_live_shared(core, table)) KVT_TRY(copy_shared(core, sequence, group, 0, 1, &table->live));
     if (table->live == KVT_NO_BLOCK) {
         table->live = kvt_block_fresh(core, group);
         if (table->live == KVT_NO_BLOCK) return KVT_NOMEM;
@@ -395,7 +442,7 @@ static enum kvt_status take_slots(struct kvt_core *core, struct kvt_sequence *se
     for (uint32_t g = 0; g < core->group_count; g++) {
         struct kvt_sequence_table *table = &sequence->groups[g];
         if (is_state(core, g)) {
-            KVT_TRY(take_state_slots(core, table, g));
+            KVT_TRY(take_state_slots(core, sequence, g));
             continue;
         }
         KVT_TRY(table_reserve(table, blocks_for(core, reserved)));
@@ -438,7 +485,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             return KVT_OK;
         }
     }
-    if (!make_claimable(core, need, NULL)) {
+    if (!make_claimable(core, need)) {
         *ret_room = KVT_ROOM_FULL;
         return KVT_OK;
     }
@@ -485,7 +532,7 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     from->device_slot = KVT_NO_SLOT;
     kvt_copy_step(from, KVT_TIER_DEVICE, KVT_COPY_EVICT);
     to->device_slot = slot;
-    pool->owner[slot] = other;
+    pool->slots[slot].owner = other;
     kvt_copy_step(to, KVT_TIER_DEVICE, KVT_COPY_RESERVE);
     kvt_device_filled(core, other);
 }
@@ -522,13 +569,32 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     /* Otherwise the other one is on its way: this sequence keeps its own, unshared. */
 }
 
-static void seal(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_key key)
+/*
+ * Full blocks that have their keys and wait to be sealed. Each seal reads a random line of the index; sealed as a batch, the
+ * lines come while the keys of the others are computed. They are sealed before anybody else can see the sequence.
+ */
+enum { SEAL_BATCH = 16 };
+struct full_blocks { struct kvt_key keys[SEAL_BATCH]; uint32_t first, count; };
+
+static void seal_all(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
-    for (uint32_t g = 0; g < core->group_count; g++) {
-        if (!is_state(core, g)) seal_entry(core, sequence, g, i, key);
+    for (uint32_t k = 0; k < full->count; k++) {
+        for (uint32_t g = 0; g < core->group_count; g++) {
+            if (!is_state(core, g)) seal_entry(core, sequence, g, full->first + k, full->keys[k]);
+        }
     }
+    full->first += full->count;
+    full->count = 0;
+}
+
+static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
+{
+    if (full->count == SEAL_BATCH) seal_all(core, sequence, full);
+    full->keys[full->count++] = key;
     sequence->chain = key;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
+    }
 }
 
 /* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
@@ -557,9 +623,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
         kvt_block_set(block, KVT_BLOCK_INDEXED, true);
         kvt_prefix_insert(&core->prefix, snapshot);
     }
-    block->origin = table->live;
-    kvt_block_ref(core, table->live);
-    kvt_flow_copy_reserved(core, snapshot);
+    kvt_flow_copy_reserved(core, table->live, snapshot);
     kvt_block_unclaim(core, snapshot, 0);
 }
 
@@ -574,9 +638,9 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    while (n > 0) {
-        const uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
-        const uint32_t i = (uint32_t)(sequence->tokens / block_tokens);
+    struct full_blocks full = { .first = (uint32_t)(sequence->tokens / block_tokens) };
+    uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
+    for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
         if (!given_keys) memcpy(sequence->tail_tokens + position, tokens, count * sizeof *tokens);
         sequence->tokens += count;
@@ -589,11 +653,12 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (position + count == block_tokens) {
             const struct kvt_key key = given_keys ? *given_keys++
                 : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
-            seal(core, sequence, key);
+            add_full(core, sequence, &full, key);
         }
         if (tokens) tokens += count;
         n -= count;
     }
+    seal_all(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
@@ -640,18 +705,11 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
     const struct kvt_sequence_table *from = &parent->groups[g];
     struct kvt_sequence_table *to = &child->groups[g];
     const bool is_claimed = is_active(child);
-    const uint32_t tail = (uint32_t)(parent->tokens / core->block_tokens);
-    const uint32_t tail_tokens = (uint32_t)(parent->tokens % core->block_tokens);
     const uint64_t count = is_state(core, g) ? from->count : blocks_for(core, parent->tokens);
     KVT_TRY(table_reserve(to, count));
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t block = from->blocks[i];
-        /* A parent that has slots reserved goes on writing its tail without asking: the child needs a copy at once. */
-        const bool is_copied = !is_state(core, g) && i == tail && tail_tokens > 0 && parent->reserved > parent->tokens;
-        if (is_copied) {
-            block = kvt_sequence_copy_of(core, g, block, tail_tokens, is_claimed);
-            if (block == KVT_NO_BLOCK) return KVT_NOMEM;
-        } else if (block != KVT_NO_BLOCK) {
+        const uint32_t block = from->blocks[i];
+        if (block != KVT_NO_BLOCK) {
             kvt_block_ref(core, block);
             if (is_claimed && !is_state(core, g)) kvt_block_claim(core, block);
         }
@@ -668,9 +726,11 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
 {
     if (parent->step != NO_STEP) return KVT_INVAL;
+    /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
+    kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]]++;
-    if (is_active(parent) && !make_claimable(core, need, NULL)) return KVT_FULL;
+    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
+    if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return KVT_FULL;
     child->tokens = child->reserved = parent->tokens;

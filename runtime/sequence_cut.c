@@ -176,6 +176,8 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
                                       const uint32_t *tail_tokens, uint64_t *ret_kept)
 {
     if (sequence->step != NO_STEP || tokens > sequence->tokens) return KVT_INVAL;
+    /* What a warming sequence claims lies before its cursor, which a cut moves back: the planner starts again from the beginning. */
+    if (sequence->mode == KVT_SEQUENCE_WARMING) kvt_sequence_revoke(core, sequence);
     kvt_sequence_drop_reserved(core, sequence);
     const bool is_unchanged = tokens == sequence->tokens && sequence->lost_from == UINT64_MAX;
     if (is_unchanged) {

@@ -19,7 +19,8 @@ void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t 
         struct kvt_sequence *sequence = kvt_sequence_of(core, seqs[i]);
         if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE) continue;
         if (sequence->list != KVT_LIST_EXPECTED) sequence->told_ns = core->now_ns;
-        sequence->need_ns = core->now_ns + steps[i] * core->step_ns;
+        const uint64_t ahead_ns = steps[i] < UINT64_MAX / 2 / (core->step_ns + 1) ? steps[i] * core->step_ns : UINT64_MAX / 2;
+        sequence->need_ns = core->now_ns + ahead_ns;
         kvt_sequence_list_append(core, sequence, KVT_LIST_EXPECTED);
     }
 }

@@ -94,7 +94,7 @@ static void check_block(const struct kvt_core *core, uint32_t index, const struc
     }
     KVT_ASSERT(block->users <= block->refs);
     const struct kvt_pool *pool = &core->pools[core->config.pool_of_group[block->group]];
-    if (block->device_slot != KVT_NO_SLOT) KVT_ASSERT(pool->owner[block->device_slot] == index);
+    if (block->device_slot != KVT_NO_SLOT) KVT_ASSERT(pool->slots[block->device_slot].owner == index);
     if (block->host_slot != KVT_NO_SLOT) KVT_ASSERT(kvt_host_pool_owner(&core->host, block->host_slot) == index);
     if (kvt_block_has(block, KVT_BLOCK_INDEXED)) {
         KVT_ASSERT(kvt_block_has(block, KVT_BLOCK_SEALED));
@@ -114,7 +114,7 @@ static void check_pool(const struct kvt_core *core, uint32_t p)
 {
     const struct kvt_pool *pool = &core->pools[p];
     uint32_t taken = 0, copies = 0, claimed = 0, leaving = 0;
-    for (uint32_t s = 0; s < pool->slot_count; s++) taken += pool->owner[s] != KVT_NO_BLOCK;
+    for (uint32_t s = 0; s < pool->slot_count; s++) taken += pool->slots[s].owner != KVT_NO_BLOCK;
     for (uint32_t b = 0; b < core->table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(core, b);
         if (core->config.pool_of_group[block->group] != p) continue;

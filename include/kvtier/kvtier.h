@@ -151,7 +151,10 @@ enum kvt_commit_flags {
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens,
                                                      uint64_t n, uint32_t flags, kvt_stream stream);
 
-/* A second sequence with the same committed tokens; blocks are shared, the tail is copied when one of them appends. FULL | INVAL | NOMEM. */
+/*
+ * A second sequence with the same committed tokens; blocks are shared, tail and state are copied when one of them appends.
+ * What seq had reserved is given back. FULL | INVAL: stale, or in a step | NOMEM.
+ */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *ret_fork);
 
 /*

@@ -5,8 +5,8 @@
  * at the warm end. So insert, and touch of a held slot, change no list; touch of an idle slot moves it. A
  * slot held for a move and released unused keeps its place. The victim is the coldest idle slot.
  *
- * The hot loop of the core is victim, remove, insert, touch, release. It writes the slot's own links and the
- * two ends of the list; victim prefetches what the next calls will read.
+ * The hot loop of the core is victim, remove, insert, release. It writes the slot's own links and the two ends
+ * of the list.
  *
  * Source: P. J. Denning, "The working set model for program behavior", CACM 11(5), 1968.
  */
@@ -57,18 +57,9 @@ static void lru_remove(struct kvt_policy *lru, uint32_t slot, enum kvt_policy_wh
     (void)kvt_slots_remove(&lru->slots, slot);
 }
 
-static uint32_t lru_victim(struct kvt_policy *lru)
-{
-    const uint32_t slot = kvt_slots_coldest_idle(&lru->slots, LRU);
+static uint32_t lru_victim(struct kvt_policy *lru) { return kvt_slots_coldest_idle(&lru->slots, LRU); }
 
-    /* The next call reads the second coldest, which this line brings; the one after it, the third. */
-    const struct kvt_order *order = &lru->slots.order;
-    const uint32_t second = order->links[order->links[LRU + 1].warmer].warmer;
-    const uint32_t third = order->links[second].warmer;
-    __builtin_prefetch(&order->links[third], 1);
-    __builtin_prefetch(&lru->slots.bits[third > LIST_COUNT ? third - LIST_COUNT - 1 : 0], 1);
-    return slot;
-}
+static void lru_prefetch(const struct kvt_policy *lru, uint32_t slot) { kvt_slots_prefetch(&lru->slots, slot); }
 
 static void lru_verify(const struct kvt_policy *lru) { (void)kvt_slots_verify(&lru->slots, LIST_COUNT); }
 
@@ -83,5 +74,6 @@ const struct kvt_policy_ops kvt_policy_lru = {
     .release = lru_release,
     .remove = lru_remove,
     .victim = lru_victim,
+    .prefetch = lru_prefetch,
     .verify = lru_verify,
 };

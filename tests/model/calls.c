@@ -13,6 +13,15 @@
 static const char *const rooms[] = { "ok", "pending", "full", "too long" };
 static const char *const readies[] = { "ready", "not ready", "lost" };
 
+/* State alone grows without end. */
+static bool is_only_state(const struct world *world)
+{
+    for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
+        if (world->config.shape.groups[g].kind != KVT_GROUP_STATE) return false;
+    }
+    return true;
+}
+
 static bool has_state(const struct world *world)
 {
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
@@ -188,7 +197,7 @@ static void call_append(struct world *world)
     if (i == UINT32_MAX) return;
     struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[i]);
     uint64_t n = choose_append(world, i);
-    if (world_chance(world, 1)) n = world_chance(world, 50) ? 1000000 + world_below(world, 100) : UINT64_MAX - world_below(world, 3);
+    if (world_chance(world, 1)) n = world_chance(world, 50) && !is_only_state(world) ? 1000000 + world_below(world, 100) : UINT64_MAX - world_below(world, 3);
     if (!is_active(world, i)) {
         enum kvt_room room;
         const uint64_t before = digest(world);
@@ -553,6 +562,7 @@ void calls_one(struct world *world)
     else if (draw < 83) { if (world_chance(world, 4)) call_reset(world); else call_bad(world); }
     else world_drift(world);
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
+    if (world->is_traced) world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
     if (world->config.is_careful || world->operation % 16 == 0) world_verify(world);
 }
 

@@ -18,6 +18,7 @@
 
 jmp_buf *world_failed;
 bool world_is_quiet;
+uint32_t world_failure;
 
 static struct world *current; /* the one that a failing assertion speaks of */
 
@@ -35,6 +36,10 @@ void world_say(struct world *world, const char *format, ...)
 
 static void leave(struct world *world, const char *what)
 {
+    world_failure = 1;
+    for (const char *at = what; *at; at++) {
+        if (*at < '0' || *at > '9') world_failure = world_failure * 31 + (uint8_t)*at;
+    }
     if (!world_is_quiet) {
         (void)fflush(stdout);
         (void)fprintf(stderr, "seed %llu, operation %llu: %s\nlast calls:\n", (unsigned long long)world->config.seed,

@@ -83,6 +83,7 @@ struct world {
 /* A place to go to when something does not hold; NULL: abort. */
 extern jmp_buf *world_failed;
 extern bool world_is_quiet;
+extern uint32_t world_failure; /* what did not hold, digits apart: two runs that fail alike have the same */
 
 struct world_config world_config_of(uint64_t seed);
 

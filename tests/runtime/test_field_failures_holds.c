@@ -247,6 +247,42 @@ static void b22_more_fetches_than_staging_slots_all_come_through(void **state)
     }
 }
 
+/* What is revoked to make room may share blocks with the one that asks: claims never exceed the slots there are. */
+static void b22_room_is_not_promised_twice_when_a_prefetch_is_revoked(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text base, texts[3];
+    kvt_seq busy, warming, asking;
+    world_init(&w, 8, 32);
+    world_open(&w);
+    text_make(&base, 1, FOUR);
+    text_make(&texts[0], 2, 3 * BLOCK_TOKENS);
+    text_branch(&texts[1], &base, FOUR, 3, 5 * BLOCK_TOKENS);
+    text_branch(&texts[2], &base, FOUR, 4, 6 * BLOCK_TOKENS);
+    for (uint32_t i = 0; i < 3; i++) {
+        (void)world_serve(&w, &texts[i]);
+        world_settle(&w);
+    }
+    assert_int_equal(world_create(&w, &texts[0], texts[0].count, false, &busy), texts[0].count);
+    world_step(&w, &texts[0], busy, 0, true);
+    (void)world_create(&w, &texts[1], texts[1].count, true, &warming);
+    (void)world_create(&w, &texts[2], texts[2].count, true, &asking);
+    kvt_expect(w.runtime, &warming, &(uint32_t){ 0 }, 1);
+    world_settle(&w);
+    assert_int_equal(world_core(&w)->pools[0].claimed, 8);
+    assert_int_equal(world_resume(&w, asking), KVT_ROOM_FULL);
+    world_verify(&w);
+    world_finish(&w, busy, true);
+    assert_int_equal(world_resume(&w, asking), KVT_ROOM_OK);
+    world_step(&w, &texts[2], asking, 0, true);
+    world_finish(&w, asking, true);
+    world_finish(&w, warming, true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 /* ---- B24 ---------------------------------------------------------------------------------------------------------- */
 
 /* A stash that never ends keeps nobody from its block; a fetch that never ends is a miss after its deadline. */
@@ -348,9 +384,9 @@ static void check_accounts(struct world *world)
     const struct kvt_pool *pool = &core->pools[0];
     uint32_t owned = 0;
     for (uint32_t s = 0; s < pool->slot_count; s++) {
-        if (pool->owner[s] == KVT_NO_BLOCK) continue;
+        if (pool->slots[s].owner == KVT_NO_BLOCK) continue;
         owned++;
-        const struct kvt_block *block = kvt_core_block(core, pool->owner[s]);
+        const struct kvt_block *block = kvt_core_block(core, pool->slots[s].owner);
         assert_true(pool->quarantined > 0 || block->device_slot == s);
     }
     assert_int_equal(pool->free_count + owned, pool->slot_count);
@@ -426,6 +462,7 @@ int main(void)
         cmocka_unit_test(b21_a_failed_stash_is_seen_and_the_block_is_not_taken_for_backed),
         cmocka_unit_test(b21_tiers_may_hold_prefixes_of_any_length),
         cmocka_unit_test(b22_more_fetches_than_staging_slots_all_come_through),
+        cmocka_unit_test(b22_room_is_not_promised_twice_when_a_prefetch_is_revoked),
         cmocka_unit_test(b24_what_never_completes_is_a_miss_after_its_deadline),
         cmocka_unit_test(b24_an_operation_without_blocks_ends),
         cmocka_unit_test(b27_free_and_used_make_the_total_in_every_tier_after_every_step),

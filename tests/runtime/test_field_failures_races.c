@@ -252,7 +252,7 @@ static void b08_block_tables_name_the_right_slots_under_a_random_mix(void **stat
         world_open(&w);
         world_mix(&w, &(struct mix){ .seed = seed, .steps = 2500, .live_max = 6, .tokens_max = 7 * BLOCK_TOKENS,
                                      .verify_every = 10, .is_gating = true });
-        assert_true(w.rows_checked > 10000);
+        assert_true(w.rows_checked > 1000);
         world_close(&w);
     }
 }

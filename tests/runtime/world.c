@@ -433,10 +433,39 @@ static void mix_step(struct mixer *mixer, struct live *live)
     world_end(world, step);
 }
 
+/* Cuts a sequence, sometimes inside a block, and goes on with other tokens now and then. */
+static void mix_cut(struct mixer *mixer, struct live *live)
+{
+    struct world *world = mixer->world;
+    const uint64_t to = kvt_rng_below(&mixer->rng, kvt_seq_tokens(world->runtime, live->seq) + 1);
+    uint64_t kept;
+    assert_int_equal(kvt_seq_truncate(world->runtime, live->seq, to, live->text.tokens + to / BLOCK_TOKENS * BLOCK_TOKENS, &kept), KVT_OK);
+    assert_true(kept <= to);
+    if (kvt_rng_below(&mixer->rng, 2) == 0) text_change(&live->text, kept, kvt_rng_below(&mixer->rng, 3), live->text.count);
+}
+
+static void mix_fork(struct mixer *mixer, const struct live *live)
+{
+    if (mixer->count == mixer->mix->live_max) return;
+    struct live *child = &mixer->live[mixer->count];
+    const enum kvt_status status = kvt_seq_fork(mixer->world->runtime, live->seq, &child->seq);
+    assert_true(status == KVT_OK || status == KVT_FULL);
+    if (status != KVT_OK) return;
+    const uint64_t tokens = kvt_seq_tokens(mixer->world->runtime, child->seq);
+    text_branch(&child->text, &live->text, tokens, kvt_rng_below(&mixer->rng, 3), live->text.count);
+    mixer->count++;
+}
+
+static void mix_time(struct mixer *mixer)
+{
+    const uint64_t ms[] = { 1, 20, 500, 31000 };
+    world_advance(mixer->world, ms[kvt_rng_below(&mixer->rng, KVT_ARRAY_COUNT(ms))] * (SECOND / 1000));
+}
+
 static void mix_turn(struct mixer *mixer)
 {
     struct world *world = mixer->world;
-    const uint64_t what = kvt_rng_below(&mixer->rng, 12);
+    const uint64_t what = kvt_rng_below(&mixer->rng, 16);
     if (what < 2 || mixer->count == 0) {
         mix_create(mixer);
         return;
@@ -452,6 +481,14 @@ static void mix_turn(struct mixer *mixer)
         world_gate(world, (uint32_t)kvt_rng_below(&mixer->rng, KVT_DEVICE_STREAMS), kvt_rng_below(&mixer->rng, 2) == 0);
     } else if (what == 10) {
         world_crank(world, (uint32_t)kvt_rng_below(&mixer->rng, 2));
+    } else if (what == 11) {
+        mix_cut(mixer, live);
+    } else if (what == 12) {
+        mix_fork(mixer, live);
+    } else if (what == 13) {
+        kvt_expect(world->runtime, &live->seq, &(uint32_t){ (uint32_t)kvt_rng_below(&mixer->rng, 4) }, 1);
+    } else if (what == 14 && kvt_rng_below(&mixer->rng, 4) == 0) {
+        mix_time(mixer);
     } else {
         world_pump(world, 2);
     }

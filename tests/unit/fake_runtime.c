@@ -121,6 +121,13 @@ static void give_slots(struct kvt_runtime *r, struct fake_seq *seq, uint32_t g, 
     while (seq->slot_count[g] > count) r->used[g][seq->slots[g][--seq->slot_count[g]]] = false;
 }
 
+static bool is_idle_full(const struct kvt_runtime *r)
+{
+    uint32_t idle = 0;
+    for (uint32_t i = 1; i <= SEQUENCES; i++) idle += r->seqs[i].is_live && r->seqs[i].is_idle;
+    return r->knobs.idle_max > 0 && idle > r->knobs.idle_max;
+}
+
 static enum kvt_room room_for(const struct kvt_runtime *r, const struct fake_seq *seq, uint64_t tokens)
 {
     for (uint32_t g = 0; g < r->shape.group_count; g++) {
@@ -186,7 +193,7 @@ enum kvt_status kvt_seq_append(struct kvt_runtime *r, kvt_seq id, uint64_t n, en
     struct fake_seq *seq = find(r, id);
     if (!seq || seq->is_idle) return KVT_INVAL;
     const uint64_t tokens = seq->committed + seq->reserved + n;
-    *ret_room = room_for(r, seq, tokens);
+    *ret_room = is_idle_full(r) ? KVT_ROOM_FULL : room_for(r, seq, tokens);
     if (*ret_room != KVT_ROOM_OK) return KVT_OK;
     for (uint32_t g = 0; g < r->shape.group_count; g++) take_slots(r, seq, g, blocks_for(r, g, tokens));
     seq->reserved += n;

@@ -13,6 +13,7 @@
 
 struct fake_knobs {
     uint32_t slots;             /* of each group */
+    uint32_t idle_max;          /* idle sequences that it has room for: with more of them everything is full; 0: any number */
     uint32_t unready_begins;    /* what comes back is not ready for so many kvt_step_begin calls */
     bool is_never_ready;
     uint64_t lose_from;         /* the first resume finds the tokens from here on lost; 0: none */

@@ -191,6 +191,19 @@ static void a_full_device_parks_the_youngest(void **state)
     world_done(&world);
 }
 
+/* Goal: when idle sequences fill every tier, the one needed last is given up, and its tokens are computed again when it is due. */
+static void idle_sequences_are_given_up_when_nothing_else_helps(void **state)
+{
+    (void)state;
+    struct world world = world_of("chat", 24);
+    world.how.batch = 1;
+    world.knobs.idle_max = 2;
+    world_run(&world);
+    assert_all_done(&world);
+    assert_true(world.result.given_up > 0);
+    world_done(&world);
+}
+
 /* Goal: blocks on their way stall the step for the cause that the runtime names, and for no other. */
 static void unready_sequences_stall_by_their_cause(void **state)
 {
@@ -464,6 +477,7 @@ int main(void)
         cmocka_unit_test(windows_and_states_verify),
         cmocka_unit_test(a_session_goes_on_in_its_sequence),
         cmocka_unit_test(a_full_device_parks_the_youngest),
+        cmocka_unit_test(idle_sequences_are_given_up_when_nothing_else_helps),
         cmocka_unit_test(unready_sequences_stall_by_their_cause),
         cmocka_unit_test(waiting_for_arrivals_is_no_stall),
         cmocka_unit_test(lost_tokens_are_computed_again),

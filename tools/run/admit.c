@@ -3,6 +3,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
 #include "tools/run/schedule_build.h"
 
 /* ---- Room: an estimate that spares hopeless attempts; the runtime decides ------------------------------------------------- */
@@ -54,9 +55,11 @@ static bool is_larger_than_device(const struct kvt_schedule *s, uint64_t tokens)
 
 /* ---- Ends ---------------------------------------------------------------------------------------------------------------- */
 
-static void forget_identities(struct kvt_conversation *c)
+static void forget(struct kvt_conversation *c)
 {
-    c->identity_count = 0;
+    kvt_free(c->identities);
+    c->identities = NULL;
+    c->identity_count = c->identity_capacity = 0;
     c->seq = 0;
 }
 
@@ -74,7 +77,7 @@ bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uin
         const enum kvt_status status = kvt_seq_finish(s->runtime, c->seq, true);
         if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_finish", status);
     }
-    forget_identities(c);
+    forget(c);
     c->state = KVT_CONVERSATION_ENDED;
     s->room_epoch++;
     s->moved_ns = kvt_schedule_now_ns();
@@ -97,7 +100,7 @@ bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, u
     if (next == KVT_NO_REQUEST) {
         const enum kvt_status status = kvt_seq_finish(s->runtime, c->seq, true);
         if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_finish", status);
-        forget_identities(c);
+        forget(c);
         c->state = KVT_CONVERSATION_ENDED;
         return true;
     }
@@ -120,6 +123,40 @@ bool kvt_schedule_park(struct kvt_schedule *s, struct kvt_conversation *c)
     c->parked_epoch = s->room_epoch;
     kvt_list_insert_by_ticket(&s->parked, c);
     s->result->parked++;
+    return true;
+}
+
+/* ---- Giving up ------------------------------------------------------------------------------------------------------------- */
+
+/* Whether a sequence that holds blocks without running was there to choose, and the one that is needed last. */
+static struct kvt_conversation *needed_last(const struct kvt_schedule *s)
+{
+    struct kvt_conversation *last = NULL;
+    for (uint32_t i = 0; i < s->idle.count; i++) {
+        if (!last || s->idle.at[i]->due_ns > last->due_ns) last = s->idle.at[i];
+    }
+    for (uint32_t i = s->queued.count; !last && i-- > 0;) {
+        struct kvt_conversation *c = s->queued.at[(s->queue_first + i) % s->conversations.count];
+        if (c->seq != 0) last = c;
+    }
+    /* The oldest parked one comes back next: it is given up only when it is alone and nobody runs. */
+    for (uint32_t i = s->parked.count; !last && i-- > 0;) {
+        if (s->parked.at[i]->seq != 0 && (i > 0 || s->running.count > 0)) last = s->parked.at[i];
+    }
+    return last;
+}
+
+bool kvt_schedule_give_up_one(struct kvt_schedule *s, bool *ret_is_given)
+{
+    struct kvt_conversation *c = needed_last(s);
+    *ret_is_given = c != NULL;
+    if (!c) return true;
+    const enum kvt_status status = kvt_seq_finish(s->runtime, c->seq, true);
+    if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_finish", status);
+    if (c->state == KVT_CONVERSATION_WAITING) kvt_schedule_idle_remove(s, c);
+    c->seq = 0;
+    s->result->given_up++;
+    s->room_epoch++;
     return true;
 }
 
@@ -155,12 +192,13 @@ static enum taken resume(struct kvt_schedule *s, struct kvt_conversation *c)
     return TAKEN_NEVER;
 }
 
+/* A sequence for a turn that has none: a new one, or one whose blocks were given up and may still be cached. */
 static enum taken create(struct kvt_schedule *s, struct kvt_conversation *c)
 {
-    const struct kvt_request *request = kvt_conversation_request(&s->conversations, c);
+    const uint64_t known = c->is_begun ? c->known : kvt_conversation_request(&s->conversations, c)->prompt_tokens;
+    const uint64_t had = c->is_begun ? c->held : kvt_conversation_common(&s->conversations, c);
     const struct kvt_seq_params params = {
-        .tokens = kvt_conversation_tokens(&s->conversations, c, 0, request->prompt_tokens),
-        .token_count = request->prompt_tokens, .reuse_max = UINT64_MAX,
+        .tokens = kvt_conversation_tokens(&s->conversations, c, 0, known), .token_count = known, .reuse_max = UINT64_MAX,
     };
     kvt_seq seq;
     uint64_t reused;
@@ -174,10 +212,16 @@ static enum taken create(struct kvt_schedule *s, struct kvt_conversation *c)
         return TAKEN_RUN_ENDS;
     }
     c->seq = seq;
-    c->identity_count = 0;
-    kvt_conversation_begin(&s->conversations, c, reused, reused);
+    if (c->is_begun) kvt_conversation_begin_again(c, reused);
+    else kvt_conversation_begin(&s->conversations, c, reused, kvt_max_u64(reused, had));
     into_batch(s, c);
     return TAKEN;
+}
+
+/* Into the batch, with a sequence of its own if it has none. */
+static enum taken enter(struct kvt_schedule *s, struct kvt_conversation *c)
+{
+    return c->seq != 0 ? resume(s, c) : create(s, c);
 }
 
 /* The next turn of a sequence: what its prompt does not share with what is there is cut off first. */
@@ -196,17 +240,16 @@ static enum kvt_status cut_to_common(struct kvt_schedule *s, struct kvt_conversa
 
 static enum taken begin_turn(struct kvt_schedule *s, struct kvt_conversation *c)
 {
-    if (c->is_begun) return resume(s, c);
-    const bool is_first = c->seq == 0;
-    if (!is_first) {
+    const bool is_begun = c->is_begun;
+    if (!is_begun && c->seq != 0) {
         const enum kvt_status status = cut_to_common(s, c);
         if (status != KVT_OK) {
             (void)kvt_schedule_fail(s, "kvt_seq_truncate", status);
             return TAKEN_RUN_ENDS;
         }
     }
-    const enum taken taken = is_first ? create(s, c) : resume(s, c);
-    if (c->is_begun) s->result->tokens_prompt += c->prompt;
+    const enum taken taken = enter(s, c);
+    if (!is_begun && c->is_begun) s->result->tokens_prompt += c->prompt;
     return taken;
 }
 
@@ -216,7 +259,7 @@ static bool admit_parked(struct kvt_schedule *s)
         struct kvt_conversation *c = s->parked.at[0];
         if (s->running.count > 0 && c->parked_epoch == s->room_epoch) return true;
         if (!is_room_for(s, c)) return true;
-        switch (resume(s, c)) {
+        switch (enter(s, c)) {
         case TAKEN: kvt_list_remove(&s->parked, c); break;
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:

@@ -158,6 +158,16 @@ void kvt_conversation_lose(struct kvt_conversation *c, uint64_t kept)
     c->is_back = kept > 0;
 }
 
+void kvt_conversation_begin_again(struct kvt_conversation *c, uint64_t committed)
+{
+    KVT_ASSERT(c->is_begun);
+    KVT_ASSERT(committed < c->known);
+    c->committed = committed;
+    c->held = kvt_max_u64(c->held, committed);
+    c->reserved = 0;
+    c->is_back = committed > 0;
+}
+
 bool kvt_conversation_is_turn_over(const struct kvt_conversation *c)
 {
     return c->committed == c->prompt + c->output;

@@ -95,6 +95,9 @@ uint64_t kvt_conversation_advance(struct kvt_conversation *c, uint64_t n);
 /* Everything from `kept` tokens on must be computed again. */
 void kvt_conversation_lose(struct kvt_conversation *c, uint64_t kept);
 
+/* The turn goes on in a new sequence that has `committed` of its tokens. */
+void kvt_conversation_begin_again(struct kvt_conversation *c, uint64_t committed);
+
 bool kvt_conversation_is_turn_over(const struct kvt_conversation *c);
 
 /* Output tokens that were sampled so far. */

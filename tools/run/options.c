@@ -8,7 +8,7 @@
 #include "tools/cli.h"
 #include "tools/text.h"
 
-#define SHAPE_DEFAULT        "layers=4,kv_heads=2,head_dim=64,dtype=bf16"
+#define SHAPE_DEFAULT        "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
 #define BLOCK_TOKENS_DEFAULT 16
 #define BLOCK_TOKENS_TRACE   512
 #define BLOCK_TOKENS_MAX     65535

@@ -39,6 +39,11 @@ static void idle_remove(struct kvt_list *idle, const struct kvt_conversation *c)
     moved->idle_index = c->idle_index;
 }
 
+void kvt_schedule_idle_remove(struct kvt_schedule *s, const struct kvt_conversation *c)
+{
+    idle_remove(&s->idle, c);
+}
+
 /* ---- The waiting, by due time -------------------------------------------------------------------------------------------- */
 
 static bool is_earlier(const struct kvt_conversation *a, const struct kvt_conversation *b)

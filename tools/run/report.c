@@ -151,6 +151,7 @@ static void put_steps(struct json_object *root, const struct kvt_report *report)
     put_double(steps, "step_seconds", (double)run->step_ns_sum * 1e-9);
     put(steps, "sequences_max", run->running_max);
     put(steps, "parked", run->parked);
+    put(steps, "given_up", run->given_up);
 }
 
 static void put_stores(struct json_object *root, const struct kvt_report *report)

@@ -13,6 +13,7 @@ enum { EXPECT_MAX = 256, STATS_EVERY = 8 };
 
 #define WAIT_SLICE_NS       UINT64_C(100000000)   /* how late a signal is seen at most */
 #define PATIENCE_DEFAULT_NS UINT64_C(5000000000)
+#define GIVE_UP_DEFAULT_NS  UINT64_C(1000000000)
 #define STUCK_DEFAULT_NS    UINT64_C(60000000000)
 #define EXPECT_EVERY_NS     UINT64_C(5000000)
 #define INTERRUPT_GRACE_NS  UINT64_C(500000000)   /* a step that is running when a signal comes gets so long to end */
@@ -70,6 +71,16 @@ static bool is_stuck(const struct kvt_schedule *s, uint64_t now_ns)
     return now_ns - s->moved_ns > limit;
 }
 
+/* Room that is long in coming is made at the expense of whoever holds blocks without running. False: the run ends. */
+static bool give_up_when_late(struct kvt_schedule *s, uint64_t now_ns)
+{
+    const uint64_t limit = s->options->give_up_ns > 0 ? s->options->give_up_ns : GIVE_UP_DEFAULT_NS;
+    if (now_ns - kvt_max_u64(s->moved_ns, s->given_up_ns) < limit) return true;
+    s->given_up_ns = now_ns;
+    bool is_given;
+    return kvt_schedule_give_up_one(s, &is_given);
+}
+
 /* Waits for the runtime once; the time since the last mark is a stall of this cause. False: the run ends. */
 static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
 {
@@ -81,6 +92,7 @@ static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
         s->result->outcome = KVT_OUTCOME_INTERRUPTED;
         return false;
     }
+    if (cause == KVT_STALL_NO_SLOT && !give_up_when_late(s, now)) return false;
     return is_stuck(s, now) ? stuck(s, "waiting for room or blocks") : true;
 }
 
@@ -149,10 +161,14 @@ static void unplan(struct kvt_schedule *s, const struct kvt_conversation *c)
 /* What asking for room for the whole plan came to. */
 enum reserved { RESERVED_ALL, RESERVED_SOME, RESERVED_REPLAN, RESERVED_RUN_ENDS };
 
-/* The device is full: the youngest makes room. The last one left can only wait. */
+/* The device is full: the youngest makes room; when one is left, who holds blocks without running does. */
 static enum reserved make_room(struct kvt_schedule *s)
 {
-    if (s->running.count == 1) return RESERVED_SOME;
+    if (s->running.count == 1) {
+        bool is_given;
+        if (!kvt_schedule_give_up_one(s, &is_given)) return RESERVED_RUN_ENDS;
+        return is_given ? RESERVED_REPLAN : RESERVED_SOME;
+    }
     struct kvt_conversation *youngest = s->running.at[s->running.count - 1];
     unplan(s, youngest);
     return kvt_schedule_park(s, youngest) ? RESERVED_REPLAN : RESERVED_RUN_ENDS;

@@ -3,7 +3,8 @@
  *
  * First come first served, up to `batch` sequences in a step, prompts in chunks of `prefill_chunk` tokens a step in all. A session is
  * idle between its turns. When the device is full the youngest running sequence is set idle (parked), and it comes back
- * before anything new is begun. Each step waits until every sequence in it is ready; that wait is the step's stall.
+ * before anything new is begun. When no tier has room left for what idle sequences hold, the one that is needed last is given up
+ * and computed again when its time comes. Each step waits until every sequence in it is ready; that wait is the step's stall.
  *
  * Never waits without a limit: when nothing has moved for stuck_ns the run ends and says what it was waiting for.
  *
@@ -38,6 +39,7 @@ struct kvt_schedule_options {
     uint64_t step_ns;          /* expected until it is measured; 0: unknown */
     bool is_lookahead;         /* tell the runtime which idle sequences are due */
     uint64_t patience_ns;      /* a step waits so long for all of its sequences, then goes on with those that are ready; 0: 5 s */
+    uint64_t give_up_ns;       /* room that does not come for so long is made by giving up an idle sequence; 0: 1 s */
     uint64_t stuck_ns;         /* 0: 60 s */
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
@@ -68,6 +70,7 @@ struct kvt_schedule_result {
     uint64_t stall_ns[KVT_STALL_COUNT];
     uint64_t step_ns_sum;       /* time inside steps */
     uint64_t parked;            /* times that a running sequence was set idle for room */
+    uint64_t given_up;          /* times that an idle sequence was finished for room, to be begun again */
     uint32_t running_max;       /* sequences in the batch at once */
 
     double used_ratio_sum;      /* committed over slot tokens of live sequences, once for each sample */

@@ -50,6 +50,7 @@ struct kvt_schedule {
     uint64_t start_ns;         /* of the run's clock */
     uint64_t mark_ns;          /* end of the last step, or of the last wait for arrivals: stalls count from here */
     uint64_t moved_ns;         /* when something last went on */
+    uint64_t given_up_ns;      /* when a sequence was last given up */
     uint64_t step_estimate_ns;
     uint64_t told_ns;          /* when look-ahead was last told */
 };
@@ -74,6 +75,9 @@ uint64_t kvt_schedule_next_arrival_ns(const struct kvt_schedule *s);
 struct kvt_conversation *kvt_schedule_queue_head(const struct kvt_schedule *s); /* NULL: empty */
 void kvt_schedule_queue_pop(struct kvt_schedule *s);
 
+/* A waiting conversation whose sequence is given up. */
+void kvt_schedule_idle_remove(struct kvt_schedule *s, const struct kvt_conversation *c);
+
 void kvt_list_insert_by_ticket(struct kvt_list *list, struct kvt_conversation *c);
 void kvt_list_remove(struct kvt_list *list, const struct kvt_conversation *c);
 
@@ -87,6 +91,12 @@ bool kvt_schedule_admit(struct kvt_schedule *s);
 
 /* Sets a running sequence idle to make room. False: the run ends. */
 bool kvt_schedule_park(struct kvt_schedule *s, struct kvt_conversation *c);
+
+/*
+ * The last resort when every tier is full of blocks that are held: the sequence that is needed last is finished. What of it stays
+ * cached is reused later, the rest computed again. False: the run ends. *ret_is_given: there was one.
+ */
+bool kvt_schedule_give_up_one(struct kvt_schedule *s, bool *ret_is_given);
 
 /* The turn's request fails by name, and with it the later turns of its session. False: the run ends. */
 bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t tokens, const char *rule);

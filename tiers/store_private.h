@@ -1,9 +1,10 @@
 /*
  * store_private: the inside of a store, shared by the store_*.c files and nobody else.
  *
- * One I/O thread owns everything that touches the disk: the log, the extents, the gets in flight. Callers queue
- * ops and read the index. What both touch is under `lock` and is marked so; nothing is copied, summed or submitted with
- * the lock held. In a single-threaded env there is no thread, and poll, wait, sync, reset and close drive the same step.
+ * Whoever drives, one thread at a time, owns everything that touches the disk: the log, the extents, the gets in flight. That is
+ * the I/O thread, or a caller while it blocks in wait, sync and their like (store.c); "the I/O thread's" below means the
+ * driver's. Callers queue ops and read the index. What both touch is under `lock` and is marked so; nothing is copied, summed
+ * or submitted with the lock held. In a single-threaded env there is no thread, and callers drive in poll, too.
  *
  *     submit -> queues -> step: completions, reads, reclaim, closing, syncing, placing puts -> I/O
  *                          |
@@ -190,7 +191,8 @@ struct kvt_store {
 
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t changed;         /* told to callers that wait */
+    pthread_cond_t turn;            /* told to the I/O thread while a caller drives */
 
     /* shared: under the lock */
     struct kvt_store_index index;
@@ -206,7 +208,14 @@ struct kvt_store {
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting;             /* until the I/O thread says that it is done */
-    bool is_closing, is_stopping, is_asleep, has_requests, has_news;
+    bool is_closing, is_stopping, has_news;
+    bool is_event_set;              /* the eventfd is readable */
+    bool is_driven, is_asleep, has_requests; /* somebody runs steps; it sleeps; it must look again before it does */
+    bool is_thread_driving;         /* and it is the I/O thread */
+    bool is_dozing;                 /* the I/O thread waits for `turn` without a time */
+    uint32_t callers_waiting;       /* to drive */
+    uint64_t stint;                 /* how often a caller has driven and left */
+    uint64_t thread_after_ns;       /* the I/O thread does not take the turn before */
     struct kvt_store_stats stats;
 
     /* The I/O thread's (any one thread before it starts and after it ended). */

@@ -379,6 +379,8 @@ static void abandon_ops(struct kvt_store *store)
     for (uint32_t i = 0; i < KVT_STORE_GETS_MAX; i++)
         if (store->get_slots[i].op) store->get_slots[i].op->status = KVT_SHUTDOWN;
     if (store->big) store->big->status = KVT_SHUTDOWN;
+    for (uint32_t i = 0; i < store->in_place_put_count; i++)
+        if (store->in_place_puts[i].op) store->in_place_puts[i].op->status = KVT_SHUTDOWN;
     for (uint32_t e = 0; e < store->extent_count; e++)
         for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
             store->extents[e].ops[i]->status = KVT_SHUTDOWN;

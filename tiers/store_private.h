@@ -14,6 +14,7 @@
  *         store_log.c    segments, placing puts into extents, closing a segment, syncing
  *         store_reclaim.c  making room: the oldest segment, what is copied forward
  *         store_read.c   gets
+ *         store_in_place.c  puts without a copy
  *         store_recover.c  the directory, the superblock, what is found at open
  *         store.c        public calls, the step, the thread
  */
@@ -35,6 +36,11 @@
 #define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
 #define KVT_STORE_GETS_MAX      64  /* being read at once */
 #define KVT_STORE_READ_UNIT     16384u
+#define KVT_STORE_IN_PLACE_PUTS_MAX    64        /* being written at once */
+#define KVT_STORE_IN_PLACE_GET_MIN     32768u    /* shorter ones are copied: that costs less than another op */
+#define KVT_STORE_IN_PLACE_PUT_MIN     262144u   /* shorter ones share a write */
+#define KVT_STORE_IN_PLACE_LENGTH_MAX  4194304u  /* longer ones go in pieces, so that no op holds the device up */
+#define KVT_STORE_IN_PLACE_BYTES_MAX   16777216u /* in flight, of gets; half as much of puts */
 #define KVT_STORE_PAUSE_NS      1000000000u  /* after ENOSPC */
 #define KVT_STORE_DEADLINE_NS   30000000000u /* of sync, reset, and draining at close */
 #define KVT_STORE_FILE_SLACK    4096u        /* what a file system may add to a segment file */
@@ -144,8 +150,20 @@ struct kvt_extent {
     uint32_t piece_crc, wanted_crc;
 };
 
+/* A put whose payload is written from the caller's buffer. */
+struct kvt_in_place_put {
+    struct kvt_store_io header_io, payload_io;
+    struct kvt_store_op *op; /* NULL: free */
+    uint8_t *header;         /* a block of the device */
+    uint32_t ios_pending;
+    bool is_retried;         /* after ENOSPC */
+};
+
 struct kvt_get {
     struct kvt_store_io io;
+    struct kvt_store_io payload_io; /* in place: io reads the header */
+    uint32_t ios_pending;
+    bool is_in_place;
     struct kvt_store_op *op; /* NULL: free */
     uint64_t epoch;
     uint32_t segment;
@@ -235,6 +253,9 @@ struct kvt_store {
     uint32_t read_unit_count, read_piece_bytes;
     struct kvt_get *get_slots;
     uint32_t gets_active;
+    struct kvt_in_place_put *in_place_puts;
+    uint32_t in_place_put_count;
+    uint64_t in_place_put_bytes, in_place_get_bytes; /* in flight */
 
     struct kvt_segment *segments;
     uint64_t allocated_fixed;       /* everything but our segments */
@@ -321,6 +342,14 @@ void kvt_store_finish(struct kvt_store *store, struct kvt_store_op *op, enum kvt
 void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, enum kvt_status status, int os_errno);
 
 void kvt_store_place_puts(struct kvt_store *store);
+/* Gives the put its place in the open segment; the header still lacks the payload's checksum. */
+struct kvt_record_header kvt_store_put_append(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored);
+/* One of the put's writes came back, or its placing has ended. */
+void kvt_store_put_piece_done(struct kvt_store *store, struct kvt_store_op *op, uint64_t link_ns, int error);
+/* True: a write that failed for want of space may be tried again: some has been given back. Once per write. */
+bool kvt_store_may_retry(struct kvt_store *store, const struct kvt_store_io *io, bool *is_retried);
+/* A write of puts has ended: counters, a line in the log, a pause after ENOSPC. */
+void kvt_store_write_ended(struct kvt_store *store, struct kvt_segment *segment, const struct kvt_store_io *io);
 void kvt_store_closer_step(struct kvt_store *store);
 void kvt_store_syncer_step(struct kvt_store *store);
 /* Asks for a run of the syncer that starts after now; returns its number. Under the lock. */
@@ -338,6 +367,12 @@ enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_AD
 /* Makes the open segment one that has room for `stored` bytes. */
 enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored);
 void kvt_store_reclaim_step(struct kvt_store *store);
+
+/* ---- store_in_place.c --------------------------------------------------------------------------------------------- */
+
+bool kvt_store_is_put_in_place(const struct kvt_store *store, const struct kvt_store_op *op);
+/* False: as many as may be are being written. */
+bool kvt_store_put_in_place(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored);
 
 /* ---- store_read.c ------------------------------------------------------------------------------------------------- */
 

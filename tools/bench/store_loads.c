@@ -152,7 +152,7 @@ static void set_op(struct store_run *run, struct kvt_store_op *op)
 {
     const uint64_t index = run->bench->order[run->next++];
     op->kind = run->load->is_put ? KVT_STORE_PUT : KVT_STORE_GET;
-    op->flags = run->load->is_put ? 0 : KVT_STORE_URGENT;
+    op->flags = KVT_STORE_IN_PLACE | (run->load->is_put ? 0 : KVT_STORE_URGENT);
     op->name = kvt_store_bench_name(index);
     op->generation = 1;
     op->length = run->load->length;

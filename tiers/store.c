@@ -54,6 +54,7 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
  * left, the I/O thread goes on after a moment: a caller that waits again at once finds the turn free.
  */
 #define GRACE_NS 500000u
+#define LOOK_NS_MAX 2000000u /* between two looks at callers that come and go */
 
 static uint64_t monotonic_ns(void)
 {
@@ -93,7 +94,7 @@ static bool drive_round(struct kvt_store *store, uint64_t sleep_ns)
 /* Under the lock. Returns when it is the I/O thread's turn. */
 static void await_turn(struct kvt_store *store)
 {
-    uint64_t stint = store->stint - 1;
+    uint64_t stint = store->stint - 1, look_ns = GRACE_NS;
     while (!store->is_stopping) {
         const uint64_t now = monotonic_ns();
         if (!store->is_driven) {
@@ -101,7 +102,8 @@ static void await_turn(struct kvt_store *store)
             (void)wait_on(store, &store->turn, store->thread_after_ns);
         } else if (stint != store->stint) {
             stint = store->stint; /* a caller that comes and goes: it is cheaper to look again than to be woken each time */
-            (void)wait_on(store, &store->turn, now + GRACE_NS);
+            (void)wait_on(store, &store->turn, now + look_ns);
+            look_ns = kvt_min_u64(2 * look_ns, LOOK_NS_MAX);
         } else {
             store->is_dozing = true;
             (void)pthread_cond_wait(&store->turn, &store->lock);

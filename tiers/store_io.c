@@ -40,6 +40,7 @@ static bool pump(struct kvt_store *store, struct kvt_store_io_queue *queue)
         io->op.tag = 0;
         if (store->io->ops->submit(store->io, &io->op) != KVT_OK) return false;
         store->io_in_flight++;
+        store->io_bytes_in_flight += io->op.size;
         queue->head = io->next;
         if (!queue->head) queue->tail = NULL;
     }
@@ -80,16 +81,29 @@ static bool goes_on(struct kvt_store *store, struct kvt_store_io *io)
     return true;
 }
 
+/*
+ * How many ops to take at a time: as many as take about 0.1 ms to sum and copy. While that happens the device works on what is
+ * queued, and what is queued next waits for the end of it.
+ */
+static uint32_t collect_max(const struct kvt_store *store)
+{
+    enum { BYTES = 524288 };
+    if (store->io_bytes_in_flight == 0) return KVT_STORE_COLLECT_MAX;
+    const uint64_t count = (uint64_t)BYTES * store->io_in_flight / store->io_bytes_in_flight;
+    return (uint32_t)kvt_min_u64(kvt_max_u64(count, 2), KVT_STORE_COLLECT_MAX);
+}
+
 void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
 {
-    enum { BATCH = 32 };
-    struct kvt_io_op *done[BATCH];
-    const uint32_t count = store->io->ops->poll(store->io, done, BATCH, wait_ns);
+    struct kvt_io_op *done[KVT_STORE_COLLECT_MAX];
+    const uint32_t count = store->io->ops->poll(store->io, done, collect_max(store), wait_ns);
     for (uint32_t i = 0; i < count; i++) {
         struct kvt_store_io *io = (struct kvt_store_io *)(void *)((uint8_t *)done[i] - offsetof(struct kvt_store_io, op));
         KVT_ASSERT(io->is_busy);
         KVT_ASSERT(store->io_in_flight > 0);
+        KVT_ASSERT(store->io_bytes_in_flight >= io->op.size);
         store->io_in_flight--;
+        store->io_bytes_in_flight -= io->op.size;
         store->has_moved = true;
         io->link_ns += io->op.ret_ns;
         if (goes_on(store, io)) continue;

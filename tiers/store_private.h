@@ -36,6 +36,7 @@
 #define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
 #define KVT_STORE_GETS_MAX      64  /* being read at once */
 #define KVT_STORE_READ_UNIT     16384u
+#define KVT_STORE_COLLECT_MAX   32  /* completions taken at a time */
 #define KVT_STORE_IN_PLACE_PUTS_MAX    64        /* being written at once */
 #define KVT_STORE_IN_PLACE_GET_MIN     32768u    /* shorter ones are copied: that costs less than another op */
 #define KVT_STORE_IN_PLACE_PUT_MIN     262144u   /* shorter ones share a write */
@@ -240,6 +241,7 @@ struct kvt_store {
     struct kvt_block_io *io;
     struct kvt_store_io_queue urgent_io, normal_io;
     uint32_t io_in_flight;
+    uint64_t io_bytes_in_flight;
     bool has_moved;                 /* this step did something */
     uint8_t *memory;
     uint64_t memory_bytes;

@@ -62,6 +62,8 @@ struct kvt_admission_question {
     uint32_t bytes;          /* that would be written */
     uint32_t uses;           /* how often its tokens were used so far, 1 or more */
     bool is_referenced;      /* a live sequence holds it: refusing loses its tokens */
+    uint64_t day_bytes;      /* written to nvme in the last 24 hours */
+    uint64_t day_bytes_max;  /* the endurance budget; 0: none. Once it is used up the core asks only for what is referenced */
 };
 
 struct kvt_admission;

@@ -24,6 +24,7 @@
 
 #define ADMISSION_POLICIES(X) \
     X(all)                    \
+    X(budget)                 \
     X(second_sight)
 
 #define DECLARE_EVICTION(word) extern const struct kvt_policy_ops kvt_policy_##word;

@@ -54,7 +54,16 @@ enum kvt_block_flag {
     KVT_BLOCK_RAW_ONLY = 1 << 10,     /* did not fit its packed class: stash it raw */
     KVT_BLOCK_NVME_PRIVATE = 1 << 11, /* its record has the private name, not the public one */
     KVT_BLOCK_QUEUED = 1 << 12,       /* in a write-back queue */
-    KVT_BLOCK_UNKEPT = 1 << 13        /* its sequence ended without leaving it cached */
+    KVT_BLOCK_UNKEPT = 1 << 13,       /* its sequence ended without leaving it cached */
+    KVT_BLOCK_DEVICE_PARKED = 1 << 14, /* chosen, and it could not leave: not chosen again before something has changed */
+    KVT_BLOCK_HOST_PARKED = 1 << 15
+};
+
+/* The blocks that were parked; those that went on in the meantime no longer have the flag. */
+struct kvt_parked {
+    uint32_t *blocks;
+    uint32_t capacity, count;
+    uint64_t changes;         /* core.changes when the first of them was parked */
 };
 
 /* 64 bytes: one cache line a block. */
@@ -67,7 +76,7 @@ struct kvt_block {
     uint32_t host_length;     /* bytes of the host copy in its form */
     uint32_t nvme_length;
     uint32_t origin;          /* the block that this one starts as a copy of, held until it is filled; KVT_NO_BLOCK */
-    uint32_t link;            /* next in a step's limbo or in the free list */
+    uint32_t link;            /* next in a step's limbo */
     uint32_t generation;      /* how often this entry was used */
     uint16_t tokens;          /* valid tokens */
     uint16_t lower_tokens;    /* valid tokens of the host and nvme copies */
@@ -82,8 +91,8 @@ struct kvt_block_table {
     struct kvt_block *blocks;
     uint32_t capacity;
     uint32_t high_water;      /* entries ever used */
-    uint32_t free_head;       /* chained by link */
-    uint32_t count;           /* in use */
+    uint32_t count;           /* of them in use */
+    uint32_t *free_entries;   /* a stack of high_water - count entries; beside the blocks, so that the next ones are known early */
 };
 
 KVT_NODISCARD enum kvt_status kvt_block_table_init(struct kvt_block_table *table, uint32_t capacity);
@@ -127,6 +136,7 @@ static inline void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state 
     case KVT_COPY_EVENTS: break;
     }
     KVT_ASSERT(false);
+    *ret_from = *ret_to = KVT_COPY_STATES; /* a test's hook may have come back */
 }
 
 /* True when the copy's state, slot and counters agree; the shared predicate of assertions and tests. */

@@ -143,7 +143,14 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
     bool is_more = kvt_flow_poll(core);
     kvt_flow_check_deadlines(core);
     take_lost_records(core);
-    if (core->has_host && kvt_host_pool_refresh(&core->host)) core->events++;
+    if (core->has_host && kvt_host_pool_refresh(&core->host)) {
+        core->events++;
+        core->changes++;
+    }
+    if (core->nvme_retry_ns != 0 && core->now_ns >= core->nvme_retry_ns) {
+        core->nvme_retry_ns = 0;
+        core->changes++;
+    }
     is_more = kvt_planner_make_room(core) || is_more;
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);

@@ -59,6 +59,7 @@ struct kvt_core_config {
     bool is_packing;                       /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
+    uint64_t nvme_bytes_per_day;           /* endurance budget; 0: none */
     uint64_t seed;
 
     /* Borrowed. The device tier is always there; the others may be NULL (nvme needs host). gpu may be NULL in benchmarks. */
@@ -91,6 +92,7 @@ struct kvt_counters {
     uint64_t nvme_evictions;
     uint64_t stashes, fetches, copies, failures, abandoned;
     uint64_t lost_blocks, dropped_blocks;
+    uint64_t given_up_blocks;  /* of idle sequences, dropped because an active one could not go on otherwise */
     uint64_t packed_blocks, raw_blocks, packed_bytes, packed_raw_bytes;
     uint64_t store_raw_bytes;
     uint64_t prefetched_blocks, demand_blocks;
@@ -129,7 +131,9 @@ struct kvt_core {
     double codec_share;       /* of the time that fetches to the device take, the part that unpacking takes */
     kvt_mark stream_marks[KVT_GPU_STREAMS_MAX]; /* latest mark of each engine stream */
     uint64_t events;          /* grows when something became ready, or room was made, or was lost */
-    uint64_t nvme_retry_ns;   /* the store refused: not before then again */
+    uint64_t changes;         /* grows when a copy that could not leave may be able to */
+    uint64_t nvme_retry_ns;   /* the store refused: not before then again; 0: it did not */
+    uint32_t nvme_refusals;   /* stashes in a row that the store did not take */
     uint64_t nvme_blocks, nvme_blocks_peak;   /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;

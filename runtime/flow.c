@@ -159,6 +159,13 @@ static void shorten_origin(struct kvt_core *core, uint32_t index)
     }
 }
 
+uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    const bool is_own = kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin == KVT_NO_BLOCK;
+    return is_own ? block->nvme_length : kvt_core_block(core, block->origin)->nvme_length;
+}
+
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -269,6 +276,15 @@ static void nvme_read_failed(struct kvt_core *core, uint32_t index, enum kvt_sta
         kvt_nvme_drop(core, index, status == KVT_IO || status == KVT_CORRUPT);
 }
 
+/* Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it again. */
+static void unpack_failed(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0)
+        kvt_host_drop(core, index, KVT_POLICY_DROPPED);
+    nvme_read_failed(core, index, KVT_CORRUPT);
+}
+
 static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *transfer)
 {
     if (!transfer->is_prefetch) return;
@@ -325,14 +341,18 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         block->nvme_length = op->length;
         kvt_block_set(block, KVT_BLOCK_NVME_PACKED, op->form == KVT_FORM_PACKED);
         (void)kvt_nvme_filled(core, index);
+        core->nvme_refusals = 0;
         core->counters.bytes_out[KVT_TIER_HOST] += op->length;
         core->counters.bytes_in[KVT_TIER_NVME] += op->length;
         core->counters.store_raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
     } else {
         kvt_copy_step(block, KVT_TIER_NVME, KVT_COPY_FILL_FAIL);
         kvt_block_set(block, KVT_BLOCK_NVME_PRIVATE, false);
-        if (op->status == KVT_FULL) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
-        if (op->status != KVT_OK) core->counters.failures++;
+        if (op->status != KVT_OK) {
+            core->counters.failures++;
+            core->nvme_refusals++;
+            if (op->status == KVT_FULL || core->nvme_refusals > 2) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
+        }
     }
     kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);
     core->events++;
@@ -383,7 +403,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK) {
+    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {
@@ -405,10 +425,7 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    /* Host bytes that do not unpack are no copy. */
-    const struct kvt_block *from = kvt_core_block(core, source);
-    if (op->status == KVT_CORRUPT && kvt_copy_is_resident(from, KVT_TIER_HOST) && from->readers[KVT_TIER_HOST] == 0)
-        kvt_host_drop(core, source, KVT_POLICY_DROPPED);
+    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);
@@ -448,6 +465,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
+    core->changes++;
     bool goes_on = false;
     if (transfer->is_abandoned) {
         abandoned_done(core, transfer);

@@ -23,6 +23,9 @@ enum kvt_flow {
 /* Fills the device copy of a block from the fastest tier that has its bytes (or its origin's). */
 enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
 
+/* Bytes of host memory that a fetch of the block from nvme passes through: its own record's, or its origin's. */
+uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index);
+
 /*
  * Starts the copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not held
  * for it: what is read later would be another state. A transfer is free.

@@ -8,26 +8,47 @@
 #include "runtime/base/mem.h"
 
 #define NONE            UINT32_MAX
-#define SLOT_ALIGNMENT  512u
+#define SLOT_ALIGNMENT  64u
 #define SLOT_BYTES_MIN  512u
 #define FREE_BIT        0x80000000u /* in owner[]: the slot is free, the rest is the next free one */
 #define FREE_END        0x7fffffffu
 #define CHUNKS_FOR_CLASSES 8u
+#define OVERFLOWS_MAX   (KVT_PACKED_SAMPLES / 16) /* more blocks in a window that do not fit: the slots become larger */
+#define QUIET_WINDOWS   16u /* without that, before slots that grew become smaller again */
+
+static uint32_t class_bytes(uint32_t bytes) { return (uint32_t)kvt_align_up(kvt_max_u32(bytes, SLOT_BYTES_MIN), SLOT_ALIGNMENT); }
+
+/* True when no chunk is of the class, and no block would ask for it any more: sizes changed since. */
+static bool is_class_left_behind(const struct kvt_host_pool *pool, uint32_t c)
+{
+    const uint32_t bytes = pool->classes[c].slot_bytes;
+    if (pool->classes[c].chunk_count > 0) return false;
+    for (uint32_t g = 0; g < KVT_GROUPS_MAX; g++) {
+        const uint32_t raw = pool->groups[g].raw_bytes, packed = pool->groups[g].packed_bytes;
+        if (bytes == class_bytes(raw)) return false;
+        if (packed > 0 && (bytes == class_bytes(packed) || bytes == class_bytes(packed / 2) || bytes == class_bytes(packed / 4)))
+            return false;
+    }
+    return true;
+}
 
 static uint32_t class_find_or_add(struct kvt_host_pool *pool, uint32_t bytes)
 {
-    const uint32_t slot_bytes = (uint32_t)kvt_align_up(kvt_max_u32(bytes, SLOT_BYTES_MIN), SLOT_ALIGNMENT);
+    const uint32_t slot_bytes = class_bytes(bytes);
     for (uint32_t c = 0; c < pool->class_count; c++) {
         if (pool->classes[c].slot_bytes == slot_bytes) return c;
     }
-    if (pool->class_count == KVT_HOST_CLASSES_MAX) return NONE;
+    uint32_t c = 0;
+    while (c < pool->class_count && !is_class_left_behind(pool, c)) c++;
+    if (c == KVT_HOST_CLASSES_MAX) return NONE;
     const uint64_t per_chunk = pool->chunk_bytes / slot_bytes;
-    pool->classes[pool->class_count] = (struct kvt_host_class){
+    pool->classes[c] = (struct kvt_host_class){
         .slot_bytes = slot_bytes,
         .slots_per_chunk = (uint32_t)kvt_min_u64(per_chunk, pool->slots_per_chunk_max),
         .partial_head = NONE,
     };
-    return pool->class_count++;
+    if (c == pool->class_count) pool->class_count++;
+    return c;
 }
 
 enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_tier *tier, uint64_t chunk_bytes,
@@ -39,6 +60,7 @@ enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_t
     uint32_t raw_min = UINT32_MAX;
     for (uint32_t g = 0; g < group_count; g++) {
         pool->groups[g].raw_bytes = raw_bytes[g];
+        pool->groups[g].quiet_windows = QUIET_WINDOWS; /* the first choice may be made smaller at once */
         raw_min = kvt_min_u32(raw_min, raw_bytes[g]);
     }
     /* A tail's quarter of a packed block is the smallest slot there is. */
@@ -51,7 +73,8 @@ enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_t
 
     pool->chunks = kvt_table_map((size_t)pool->chunk_count * sizeof *pool->chunks);
     pool->owner = kvt_table_map((size_t)pool->slot_count * sizeof *pool->owner);
-    if (!pool->chunks || !pool->owner) return KVT_NOMEM;
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)pool->slot_count * sizeof(uint32_t)), .capacity = pool->slot_count };
+    if (!pool->chunks || !pool->owner || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(pool->slot_count, seed, &pool->policy));
     for (uint32_t g = 0; g < group_count; g++) (void)class_find_or_add(pool, raw_bytes[g]);
     (void)kvt_host_pool_refresh(pool);
@@ -63,6 +86,7 @@ void kvt_host_pool_done(struct kvt_host_pool *pool)
     if (pool->policy) pool->policy_ops->destroy(pool->policy);
     kvt_table_unmap(pool->chunks, (size_t)pool->chunk_count * sizeof *pool->chunks);
     kvt_table_unmap(pool->owner, (size_t)pool->slot_count * sizeof *pool->owner);
+    kvt_table_unmap(pool->parked.blocks, (size_t)pool->parked.capacity * sizeof *pool->parked.blocks);
     *pool = (struct kvt_host_pool){ 0 };
 }
 
@@ -235,48 +259,66 @@ static int compare_u32(const void *a, const void *b)
 static void set_packed_bytes(struct kvt_host_pool *pool, uint32_t group, uint32_t bytes)
 {
     const uint32_t whole = (uint32_t)kvt_align_up(bytes, SLOT_ALIGNMENT);
-    pool->groups[group].sample_count = 0;
-    pool->groups[group].overflow_count = pool->groups[group].fit_count = 0;
     if (whole >= pool->groups[group].raw_bytes || class_find_or_add(pool, whole) == NONE) return;
+    pool->groups[group].packed_bytes = whole; /* before its parts are added, so that they leave it alone */
     (void)class_find_or_add(pool, whole / 2);
     (void)class_find_or_add(pool, whole / 4);
-    pool->groups[group].packed_bytes = whole;
+}
+
+/* The largest slot of which as many fit into a chunk as of `bytes`: what would be left over at its end is shared out. */
+static uint32_t fill_chunk(const struct kvt_host_pool *pool, uint32_t bytes)
+{
+    const uint64_t slot_bytes = kvt_align_up(bytes, SLOT_ALIGNMENT);
+    const uint64_t per_chunk = kvt_min_u64(pool->chunk_bytes / slot_bytes, pool->slots_per_chunk_max);
+    if (per_chunk == 0) return (uint32_t)slot_bytes;
+    /* A little room is good for blocks that are larger than the samples; much of it helps nobody. */
+    const uint64_t filling = pool->chunk_bytes / per_chunk / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    return (uint32_t)kvt_min_u64(filling, slot_bytes + slot_bytes / 16);
 }
 
 /*
- * All but a sixteenth of the sampled blocks, which may be odd ones, plus 1/64: a slot that is one percent too large costs one
- * percent, a block that does not fit costs a raw slot.
+ * The slot that the sampled blocks take least memory with. A block that does not fit takes a raw slot, and stays raw in the
+ * store: that counts twice.
  */
-static void choose_classes(struct kvt_host_pool *pool, uint32_t group)
+static uint32_t best_slot(struct kvt_host_pool *pool, uint32_t group)
 {
     uint32_t sorted[KVT_PACKED_SAMPLES];
     const uint32_t count = pool->groups[group].sample_count;
     memcpy(sorted, pool->groups[group].samples, count * sizeof sorted[0]);
     qsort(sorted, count, sizeof sorted[0], compare_u32);
-    const uint32_t nearly_all = sorted[count - 1 - count / 16];
-    set_packed_bytes(pool, group, nearly_all + nearly_all / 64);
+    uint32_t best = 0;
+    uint64_t best_cost = UINT64_MAX;
+    for (uint32_t fitting = count; fitting + OVERFLOWS_MAX >= count && fitting > 0; fitting--) {
+        const uint32_t slot = fill_chunk(pool, sorted[fitting - 1]);
+        const uint64_t cost = (uint64_t)fitting * slot + (uint64_t)(count - fitting) * 2 * pool->groups[group].raw_bytes;
+        if (cost >= best_cost) continue;
+        best = slot;
+        best_cost = cost;
+    }
+    return best;
 }
 
-/* When more than one block in sixteen no longer fits, the next slots are a little larger. */
-static void watch_drift(struct kvt_host_pool *pool, uint32_t group, bool is_overflow)
+/* After each window of blocks: larger slots at once when too many did not fit, smaller ones when that saves a 64th. */
+static void choose_classes(struct kvt_host_pool *pool, uint32_t group)
 {
-    if (is_overflow) pool->groups[group].overflow_count++;
-    else pool->groups[group].fit_count++;
-    if (pool->groups[group].overflow_count >= KVT_PACKED_SAMPLES)
-        set_packed_bytes(pool, group, pool->groups[group].packed_bytes + pool->groups[group].packed_bytes / 32);
-    if (pool->groups[group].fit_count >= 16 * KVT_PACKED_SAMPLES)
-        pool->groups[group].fit_count = pool->groups[group].overflow_count = 0;
+    const uint32_t packed = pool->groups[group].packed_bytes;
+    if (packed > 0 && pool->groups[group].overflow_count > OVERFLOWS_MAX) {
+        set_packed_bytes(pool, group, packed + packed / 32);
+        pool->groups[group].quiet_windows = 0;
+    } else {
+        const uint32_t best = best_slot(pool, group);
+        const bool may_shrink = pool->groups[group].quiet_windows >= QUIET_WINDOWS && best + packed / 64 <= packed;
+        if (best > 0 && (packed == 0 || may_shrink)) set_packed_bytes(pool, group, best);
+        if (pool->groups[group].quiet_windows < QUIET_WINDOWS) pool->groups[group].quiet_windows++;
+    }
+    pool->groups[group].sample_count = pool->groups[group].overflow_count = 0;
 }
 
 void kvt_host_pool_learn(struct kvt_host_pool *pool, uint32_t group, uint32_t length)
 {
-    if (pool->groups[group].packed_bytes != 0) {
-        watch_drift(pool, group, length == 0);
-        return;
-    }
-    if (length == 0) return;
-    pool->groups[group].samples[pool->groups[group].sample_count++] = length;
-    if (pool->groups[group].sample_count == KVT_PACKED_SAMPLES) choose_classes(pool, group);
+    if (length > 0) pool->groups[group].samples[pool->groups[group].sample_count++] = length;
+    else if (pool->groups[group].packed_bytes > 0) pool->groups[group].overflow_count++;
+    if (pool->groups[group].sample_count + pool->groups[group].overflow_count == KVT_PACKED_SAMPLES) choose_classes(pool, group);
 }
 
 void *kvt_host_pool_address(const struct kvt_host_pool *pool, uint32_t slot)

@@ -3,7 +3,8 @@
  *
  * Host memory comes in chunks (tiers/host_tier.h). A class takes a free chunk on demand, cuts it into slots of its size, and gives
  * it back when the last one is free. Classes: the raw size of each group, and, once its first packed blocks have been seen, up to
- * three packed sizes: one that nearly all of its packed blocks fit into, and a half and a quarter of it for tails.
+ * three packed sizes: one that nearly all of its packed blocks fit into, and a half and a quarter of it for tails. They follow
+ * what is packed: the sizes that are asked for change, and the chunks of former ones are emptied by eviction.
  *
  * A slot's number is chunk * slots_per_chunk_max + index in the chunk: the number the policy knows it by.
  *
@@ -18,7 +19,7 @@
 #include "tiers/host_tier.h"
 
 #define KVT_HOST_CLASSES_MAX 64 /* raw and packed ones of each group, and those that drift leaves behind */
-#define KVT_PACKED_SAMPLES   64 /* packed blocks of a group after which its packed classes are chosen */
+#define KVT_PACKED_SAMPLES   64 /* a window: packed blocks of a group after which its packed classes are chosen, again and again */
 
 struct kvt_host_class {
     uint32_t slot_bytes;
@@ -52,7 +53,8 @@ struct kvt_host_pool {
     struct {
         uint32_t raw_bytes;   /* of a whole block */
         uint32_t packed_bytes; /* slot size that packed whole blocks are tried with; 0: not chosen yet */
-        uint32_t sample_count, overflow_count, fit_count;
+        uint32_t sample_count, overflow_count; /* of this window */
+        uint32_t quiet_windows;
         uint32_t samples[KVT_PACKED_SAMPLES];
     } groups[KVT_GROUPS_MAX];
 
@@ -60,7 +62,7 @@ struct kvt_host_pool {
     struct kvt_policy *policy;
     uint32_t leaving;
     uint32_t quarantined;
-    uint32_t fruitless;          /* victims in a row that could not leave */
+    struct kvt_parked parked;
     uint64_t used_slot_bytes;    /* slots in use, by their class size */
     uint64_t used_slots, used_slots_peak;
     uint64_t chunk_bytes_used, chunk_bytes_peak;

@@ -38,7 +38,7 @@ static void fill_defaults(struct kvt_config *config)
     if (config->world == 0) config->world = 1;
     if (!config->device_policy) config->device_policy = "lru";
     if (!config->host_policy) config->host_policy = config->device_policy;
-    if (!config->admission) config->admission = "all";
+    if (!config->admission) config->admission = config->nvme_bytes_per_day ? "budget" : "all";
     if (config->sequences_max == 0) config->sequences_max = 4096;
     if (config->transfers_max == 0) config->transfers_max = 1024;
     if (config->prefetch_bytes_max == 0) config->prefetch_bytes_max = 64 * KVT_MIB;
@@ -180,6 +180,7 @@ static void fill_core(struct kvt_options *options)
     core->device_policy = kvt_policy_find(config->device_policy);
     core->host_policy = kvt_policy_find(config->host_policy);
     core->admission = kvt_admission_find(config->admission);
+    core->nvme_bytes_per_day = config->nvme_bytes_per_day;
 
     /* Blocks on the device, in host memory (packed ones take less than raw ones), and held with a record on nvme alone. */
     uint64_t blocks = 1024;
@@ -208,6 +209,8 @@ enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t sc
     fill_defaults(&options.config);
     KVT_TRY(check(&options.config, refusal));
     KVT_TRY(share_out_device(&options, refusal));
+    for (uint32_t p = 0; p < options.core.pool_count; p++)
+        options.block_bytes_max = kvt_max_u32(options.block_bytes_max, (uint32_t)options.slot_bytes[p]);
     KVT_TRY(share_out_host(&options, refusal));
     fill_core(&options);
     *ret_options = options;

@@ -13,6 +13,7 @@ struct kvt_options {
     struct kvt_config config;             /* with every default filled in */
     uint64_t slot_bytes[KVT_GROUPS_MAX];  /* of each pool */
     struct kvt_core_config core;          /* all but the tiers */
+    uint32_t block_bytes_max;             /* of any group's whole block */
     uint64_t staging_bytes;               /* of the host budget: the store's I/O buffers */
     uint64_t scratch_bytes;               /* of the host budget: the codec's scratch */
     uint64_t host_chunk_bytes;

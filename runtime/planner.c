@@ -13,6 +13,8 @@
 #define LINK_DEPTH_PREFETCH   16
 #define LINK_DEPTH_WRITE_BACK 4
 #define EXPECTED_LOOK_AHEAD   64
+#define REFUSALS_MAX          8  /* stashes in a row that the store refuses: it has no room to give */
+#define PROMISE_NS            (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
 #define START_MARGIN_NS       (2u * 1000u * 1000u)
 
 /* ---- Room in host memory --------------------------------------------------------------------------------------------- */
@@ -20,8 +22,14 @@
 static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
 {
     if (!core->has_nvme) return false;
+    struct kvt_tier_counters nvme = { 0 };
+    if (core->config.nvme_bytes_per_day > 0) core->nvme->ops->counters(core->nvme, &nvme);
+    /* The rule for every policy: when the day's writes are used up, only what a live sequence would lose is written. */
+    if (core->config.nvme_bytes_per_day > 0 && block->refs == 0 && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
+        return false;
     const struct kvt_admission_question question = { .key_hash = block->key.lo, .bytes = block->host_length,
-        .uses = 1u + block->uses, .is_referenced = block->refs > 0 };
+        .uses = 1u + block->uses, .is_referenced = block->refs > 0,
+        .day_bytes = nvme.day_bytes, .day_bytes_max = core->config.nvme_bytes_per_day };
     return core->config.admission->admits(core->admission, &question);
 }
 
@@ -85,6 +93,7 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
 {
     struct kvt_host_pool *host = &core->host;
     uint32_t strangers = 0;
+    kvt_unpark_changed(core, &host->parked, false);
     for (uint32_t i = 0; i < BATCH && !kvt_host_pool_has_room(host, bytes); i++) {
         /* What is leaving already may be enough; more would only shrink the cache. */
         if (host->leaving >= BATCH) return false;
@@ -93,8 +102,7 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
         const bool is_fitting = kvt_host_pool_is_fitting(host, slot, bytes);
         const enum victim victim = evict_host_copy(core, kvt_host_pool_owner(host, slot));
         if (victim == VICTIM_STAYS) {
-            host->policy_ops->touch(host->policy, slot); /* look at others first */
-            if (++host->fruitless > host->used_slots) return false;
+            kvt_park(core, kvt_host_pool_owner(host, slot), false); /* look at others */
         } else if (!is_fitting && ++strangers == STRANGERS_MAX) {
             evict_chunk_of(core, slot);
             strangers = 0;
@@ -164,16 +172,14 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     const uint32_t wanted = kvt_max_u32(pool->wanted, pool->low);
     if (pool->free_count + pool->leaving >= wanted) return false;
     const uint32_t target = kvt_max_u32(pool->wanted, pool->high);
+    kvt_unpark_changed(core, &pool->parked, true);
     bool is_moved = false;
     for (uint32_t i = 0; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
         if (slot == KVT_POLICY_NONE) break;
         prefetch_victims(core, pool, slot);
         if (evict_device_copy(core, pool->slots[slot].owner) == VICTIM_STAYS) {
-            pool->fruitless++;
-            /* While the host tier is only briefly full, waiting in order beats disturbing the order. */
-            if (core->transfers.in_flight > 0) break;
-            pool->policy_ops->touch(pool->policy, slot);
+            kvt_park(core, pool->slots[slot].owner, true);
             continue;
         }
         is_moved = true;
@@ -188,16 +194,20 @@ bool kvt_planner_make_room(struct kvt_core *core)
     return is_moved;
 }
 
+/* Nothing is under way that could make room by itself. A store that has refused many times in a row is no hope. */
+static bool is_at_rest(const struct kvt_core *core)
+{
+    if (core->transfers.in_flight > 0) return false;
+    if (core->has_host && core->host.chunks_seen < core->host.chunk_count) return false;
+    return core->nvme_retry_ns == 0 || core->nvme_refusals >= REFUSALS_MAX;
+}
+
 bool kvt_planner_can_make_room(const struct kvt_core *core)
 {
-    if (core->transfers.in_flight > 0) return true;
-    if (core->has_host && core->host.chunks_seen < core->host.chunk_count) return true;
-    if (core->now_ns < core->nvme_retry_ns) return true;
+    if (!is_at_rest(core)) return true;
     for (uint32_t p = 0; p < core->config.pool_count; p++) {
         const struct kvt_pool *pool = &core->pools[p];
-        /* A whole round of victims that could not leave: nothing moves by itself any more. */
-        const uint32_t evictable = pool->slot_count - pool->free_count;
-        if (pool->wanted > pool->free_count && pool->fruitless > evictable) return false;
+        /* All are claimed, or parked: nothing moves by itself any more. */
         if (pool->wanted > pool->free_count && pool->policy_ops->victim(pool->policy) == KVT_POLICY_NONE) return false;
     }
     return true;
@@ -224,19 +234,67 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
 
 enum advance { ADVANCE_DONE, ADVANCE_BLOCKED, ADVANCE_BATCH };
 
+/*
+ * An active sequence waits for room, every tier is full of what idle ones hold, and nothing moves any more: neither would ever go
+ * on. One block of an idle sequence is given up; that one is told when it comes back.
+ */
+static void give_one_up(struct kvt_core *core, const struct kvt_parked *parked, bool is_device)
+{
+    const enum kvt_block_flag flag = is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED;
+    const uint32_t tier = is_device ? KVT_TIER_DEVICE : KVT_TIER_HOST;
+    if (!is_at_rest(core)) return;
+    for (uint32_t i = 0; i < parked->count; i++) {
+        const uint32_t index = parked->blocks[i];
+        const struct kvt_block *block = kvt_core_block(core, index);
+        if (!kvt_block_has(block, flag) || block->users > 0 || block->readers[tier] > 0) continue;
+        core->counters.given_up_blocks++;
+        if (is_device) kvt_device_drop(core, index, KVT_POLICY_EVICTED);
+        else kvt_host_drop(core, index, KVT_POLICY_EVICTED);
+        kvt_block_settle(core, index);
+        return;
+    }
+}
+
 /* Frees one device slot for a fetch that found none. */
-static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block)
+static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block, enum kvt_op_priority priority)
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     pool->wanted = kvt_max_u32(pool->wanted, pool->free_count + 1);
+    if (priority == KVT_PRIORITY_DEMAND && pool->policy_ops->victim(pool->policy) == KVT_POLICY_NONE)
+        give_one_up(core, &pool->parked, true);
 }
 
-/* A warming sequence claims block after block, as long as that takes no slot from active ones. */
+/*
+ * Host memory is full, and the block at the cursor comes from nvme: later ones of the same sequence that are in host memory go up
+ * first, and leave room there.
+ */
+static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+{
+    const struct kvt_sequence_cursor before = sequence->fetch;
+    const uint32_t budget_before = *budget;
+    uint32_t index;
+    for (uint32_t seen = 0; seen < BATCH && *budget > 0 && block_at_cursor(core, sequence, &index); seen++, sequence->fetch.index++) {
+        if (index == KVT_NO_BLOCK || !kvt_copy_is_resident(kvt_core_block(core, index), KVT_TIER_HOST)) continue;
+        if (kvt_flow_fetch(core, index, KVT_PRIORITY_DEMAND) == KVT_FLOW_STARTED) (*budget)--;
+    }
+    sequence->fetch = before;
+    return *budget < budget_before;
+}
+
+static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+{
+    if (fetch_from_host_ahead(core, sequence, budget)) return;
+    if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE) give_one_up(core, &core->host.parked, false);
+}
+
+/* A warming sequence claims block after block, as long as that takes no slot from active ones, or from a waiting append. */
 static bool claim_for_warming(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_pool *pool = kvt_core_pool(core, block);
-    if (block->users == 0 && pool->claimed + pool->high >= pool->slot_count) return false;
+    const uint32_t promised = core->now_ns - pool->promised_ns < PROMISE_NS ? pool->promised : 0;
+    if (block->users == 0 && pool->claimed + kvt_max_u32(pool->high, promised) >= pool->slot_count) return false;
+    if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised) return false;
     kvt_block_claim(core, index);
     return true;
 }
@@ -256,9 +314,10 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
         }
         if (is_warming && !claim_for_warming(core, index)) return ADVANCE_BLOCKED;
         enum kvt_flow flow = kvt_flow_fetch(core, index, priority);
-        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_core_block(core, index)->nvme_length))
+        if (flow == KVT_FLOW_NO_HOST_SLOT && make_host_room(core, kvt_flow_fetch_bytes(core, index)))
             flow = kvt_flow_fetch(core, index, priority);
-        if (flow == KVT_FLOW_NO_DEVICE_SLOT) ask_for_slot(core, kvt_core_block(core, index));
+        if (flow == KVT_FLOW_NO_DEVICE_SLOT) ask_for_slot(core, kvt_core_block(core, index), priority);
+        if (flow == KVT_FLOW_NO_HOST_SLOT && priority == KVT_PRIORITY_DEMAND) ask_for_host_slot(core, sequence, budget);
         const bool is_passed = flow == KVT_FLOW_STARTED || flow == KVT_FLOW_THERE || flow == KVT_FLOW_LOST;
         if (!is_passed) {
             if (is_warming) unclaim_for_warming(core, index);

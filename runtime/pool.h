@@ -35,8 +35,10 @@ struct kvt_pool {
     uint32_t claimed;       /* blocks of this pool with users > 0, on the device or on their way */
     uint32_t leaving;       /* copies whose eviction is under way */
     uint32_t quarantined;   /* slots of abandoned transfers */
-    uint32_t fruitless;     /* victims in a row that could not leave; reset by any progress */
-    uint32_t wanted;        /* free slots that an append waits for; 0: none */
+    struct kvt_parked parked;
+    uint32_t wanted;        /* free slots that somebody waits for; 0: none */
+    uint32_t promised;      /* free slots that a waiting append will come back for: prefetch leaves them */
+    uint64_t promised_ns;   /* when it asked last; it may never come back */
     uint32_t low, high;     /* watermarks: eviction starts below low free slots and ends at high */
     uint32_t used_peak;
     uint64_t evictions;

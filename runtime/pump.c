@@ -33,6 +33,7 @@ static void *pump(void *user)
         }
         (void)pthread_mutex_unlock(&runtime->lock);
         /* Between two rounds the lock is free, so that callers get their turn. */
+        kvt_tables_save(&runtime->tables);
         if (sleep_ns > 0) kvt_pump_sleep(runtime, sleep_ns);
         (void)pthread_mutex_lock(&runtime->lock);
         runtime->pump_timer_ns = 0;

@@ -39,7 +39,7 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
     /* A sequence that gives back a fresh slot brings the mark of its last step, which may be older than the slot's last use. */
-    if (!is_other_stream && mark <= before) return;
+    if (!is_other_stream && mark <= before && !KVT_PLANTED(MARK_GOES_BACK)) return;
     if (is_other_stream && core->gpu && !core->gpu->ops->is_reached(core->gpu, before)) {
         /* Two streams used the slot. Make the newer one wait for the older, so that one mark speaks for both. */
         core->gpu->ops->wait(core->gpu, kvt_mark_stream(mark), before);
@@ -72,7 +72,7 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     struct kvt_pool *pool = kvt_core_pool(core, block);
     const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_DEVICE) && block->users == 0
-                      && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING);
+                      && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
     if (is_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE)) return;
     if (is_idle) {
         device_know(core, block);
@@ -87,7 +87,8 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
 void kvt_host_update_idle(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
-    const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
+    const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
+                      && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     if (is_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE)) return;
     if (is_idle) core->host.policy_ops->release(core->host.policy, block->host_slot);
     else core->host.policy_ops->hold(core->host.policy, block->host_slot);
@@ -116,9 +117,10 @@ static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum 
     kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
     kvt_block_set(block, KVT_BLOCK_DEVICE_IDLE, false);
     kvt_block_set(block, KVT_BLOCK_DEVICE_KNOWN, false);
+    kvt_block_set(block, KVT_BLOCK_DEVICE_PARKED, false);
     block->device_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_DEVICE, event);
-    pool->fruitless = 0;
+    core->changes++;
     return slot;
 }
 
@@ -138,6 +140,7 @@ void kvt_device_failed(struct kvt_core *core, uint32_t index, bool is_quarantine
     const uint32_t slot = device_end(core, block, KVT_COPY_FILL_FAIL, KVT_POLICY_DROPPED);
     if (is_quarantined) pool->quarantined++;
     else kvt_pool_give(pool, slot);
+    if (KVT_PLANTED(SLOT_TWICE)) kvt_pool_give(pool, slot);
     core->events++;
 }
 
@@ -185,9 +188,10 @@ static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kv
     core->host.policy_ops->remove(core->host.policy, slot, why);
     kvt_block_set(block, KVT_BLOCK_HOST_LEAVING, false);
     kvt_block_set(block, KVT_BLOCK_HOST_IDLE, false);
+    kvt_block_set(block, KVT_BLOCK_HOST_PARKED, false);
     block->host_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_HOST, event);
-    core->host.fruitless = 0;
+    core->changes++;
     return slot;
 }
 
@@ -257,6 +261,38 @@ void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, 
     if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier, has_failed);
 }
 
+/* ---- Parking ------------------------------------------------------------------------------------------------------------- */
+
+static void unpark(struct kvt_core *core, struct kvt_parked *parked, bool is_device)
+{
+    const enum kvt_block_flag flag = is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED;
+    while (parked->count > 0) {
+        const uint32_t index = parked->blocks[--parked->count];
+        struct kvt_block *block = kvt_core_block(core, index);
+        if (!kvt_block_has(block, flag)) continue; /* it went, or was claimed */
+        kvt_block_set(block, flag, false);
+        if (is_device) kvt_device_update_idle(core, index);
+        else kvt_host_update_idle(core, index);
+    }
+}
+
+void kvt_unpark_changed(struct kvt_core *core, struct kvt_parked *parked, bool is_device)
+{
+    if (parked->count > 0 && parked->changes != core->changes) unpark(core, parked, is_device);
+}
+
+void kvt_park(struct kvt_core *core, uint32_t index, bool is_device)
+{
+    struct kvt_block *block = kvt_core_block(core, index);
+    struct kvt_parked *parked = is_device ? &kvt_core_pool(core, block)->parked : &core->host.parked;
+    if (parked->count == parked->capacity) unpark(core, parked, is_device);
+    if (parked->count == 0) parked->changes = core->changes;
+    parked->blocks[parked->count++] = index;
+    kvt_block_set(block, is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED, true);
+    if (is_device) kvt_device_update_idle(core, index);
+    else kvt_host_update_idle(core, index);
+}
+
 /* ---- Records on nvme --------------------------------------------------------------------------------------------------- */
 
 static void nvme_hold(struct kvt_core *core, uint32_t index)
@@ -309,9 +345,11 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
     KVT_ASSERT(block->refs > 0);
     block->refs--;
     if (block->refs > 0) return;
+    core->changes++;
     if (kvt_block_has(block, KVT_BLOCK_NVME_HELD)) {
         const struct kvt_name name = kvt_block_name(core, index);
         core->nvme->ops->release(core->nvme, &name);
+        core->nvme_refusals = 0; /* it may take another one now */
         kvt_block_set(block, KVT_BLOCK_NVME_HELD, false);
     }
     if (kvt_block_has(block, KVT_BLOCK_UNKEPT) && kvt_block_has(block, KVT_BLOCK_INDEXED)) kvt_block_unindex(core, index);
@@ -369,6 +407,7 @@ void kvt_block_claim(struct kvt_core *core, uint32_t index)
             kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
             pool->leaving--;
         }
+        kvt_block_set(block, KVT_BLOCK_DEVICE_PARKED, false);
         kvt_device_update_idle(core, index);
     }
     /* The claim is the use; holding and releasing alone are none. */

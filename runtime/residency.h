@@ -36,6 +36,11 @@ bool kvt_host_reserve(struct kvt_core *core, uint32_t index, uint32_t bytes);
 void kvt_device_failed(struct kvt_core *core, uint32_t index, bool is_quarantined);
 void kvt_host_failed(struct kvt_core *core, uint32_t index, bool is_quarantined);
 
+/* A copy was chosen and could not leave: it is not chosen again before core->changes grows. */
+void kvt_park(struct kvt_core *core, uint32_t index, bool is_device);
+/* Offers parked copies again when something has changed since. Each was parked by one look at it: the work is bounded by that. */
+void kvt_unpark_changed(struct kvt_core *core, struct kvt_parked *parked, bool is_device);
+
 /* A copy was chosen to leave: it goes as soon as nobody reads it and it may. */
 void kvt_device_leave(struct kvt_core *core, uint32_t index);
 void kvt_host_leave(struct kvt_core *core, uint32_t index);

@@ -60,6 +60,7 @@ bool kvt_runtime_pump(struct kvt_runtime *runtime)
 
 void kvt_runtime_unlock(struct kvt_runtime *runtime)
 {
+    if (runtime->env.is_single_threaded) kvt_tables_save(&runtime->tables); /* otherwise the pump's thread does */
     if (kvt_runtime_pump(runtime)) kvt_runtime_wake(runtime);
     const uint64_t timer_ns = kvt_core_next_timer(&runtime->core);
     const bool is_sooner = timer_ns < runtime->pump_timer_ns;
@@ -97,7 +98,8 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
     const struct kvt_wake wake = { kvt_runtime_wake, runtime };
     if (config->nvme_path) {
         const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
-            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes, .wake = wake,
+            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes,
+            .record_bytes_max = options->block_bytes_max, .bytes_per_day = config->nvme_bytes_per_day, .side_bytes_max = kvt_tables_side_bytes(runtime->codec), .wake = wake,
             .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
         const enum kvt_status status = kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme);
         if (status == KVT_INVAL) name_field(ret_error, error_bytes);
@@ -147,6 +149,8 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
         return KVT_UNSUPPORTED;
     }
     KVT_TRY(open_tiers(runtime, &options, ret_error, error_bytes));
+    KVT_TRY(kvt_tables_open(&runtime->tables, runtime->codec, runtime->nvme, &runtime->env, options.core.space,
+                            config->shape.group_count, config->is_codec_tables_off));
     runtime->overhead_bytes = options.staging_bytes + options.scratch_bytes;
     KVT_TRY(open_core(runtime, &options));
     runtime->is_core_open = true;
@@ -234,6 +238,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     kvt_tier_close(&runtime->device);
     kvt_tier_close(&runtime->nvme);
     kvt_host_tier_close(&runtime->host);
+    kvt_tables_close(&runtime->tables);
     kvt_codec_destroy(&runtime->codec);
     if (runtime->wake_fd >= 0) (void)close(runtime->wake_fd);
     if (runtime->event_fd >= 0) (void)close(runtime->event_fd);

@@ -10,8 +10,7 @@
 
 #include "kvtier/kvtier.h"
 #include "runtime/core.h"
-
-struct kvt_codec;
+#include "runtime/tables.h"
 
 struct kvt_runtime {
     struct kvt_env env;
@@ -21,6 +20,7 @@ struct kvt_runtime {
     struct kvt_tier *device, *nvme;
     struct kvt_host_tier *host;
     struct kvt_codec *codec;
+    struct kvt_tables tables;   /* the pump's thread, or the single one */
     uint64_t overhead_bytes;    /* of the host budget, besides slots */
     bool is_core_open;
 

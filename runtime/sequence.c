@@ -182,30 +182,59 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     sequence->mode = KVT_SEQUENCE_IDLE;
 }
 
-static bool is_claimable(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+/* How many claims are too many, over all pools, for `need` more. */
+static uint32_t claims_missing(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 {
-    bool fits = true;
-    for (uint32_t p = 0; p < core->config.pool_count; p++)
-        fits = fits && (uint64_t)core->pools[p].claimed + need[p] <= core->pools[p].slot_count;
-    return fits;
+    uint64_t missing = 0;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        const uint64_t claims = (uint64_t)core->pools[p].claimed + need[p];
+        if (claims > core->pools[p].slot_count) missing += claims - core->pools[p].slot_count;
+    }
+    return (uint32_t)kvt_min_u64(missing, UINT32_MAX);
 }
 
-/* Revokes the warming sequence that is needed last. False: there is none. */
-static bool revoke_last(struct kvt_core *core, const struct kvt_sequence *besides)
+/* A warming sequence gives the last of its claims back. False: it had none left, and is idle. */
+static bool retreat(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    struct kvt_sequence_cursor *cursor = &sequence->fetch;
+    for (;;) {
+        while (cursor->index == 0) {
+            if (cursor->group == 0) {
+                sequence->mode = KVT_SEQUENCE_IDLE;
+                return false;
+            }
+            cursor->group--;
+            cursor->index = is_state(core, cursor->group) ? 1 : sequence->groups[cursor->group].count;
+        }
+        cursor->index--;
+        struct kvt_sequence_table *table = &sequence->groups[cursor->group];
+        const uint32_t block = is_state(core, cursor->group) ? table->live : table->blocks[cursor->index];
+        if (block == KVT_NO_BLOCK) continue;
+        kvt_block_unclaim(core, block, sequence->last_mark);
+        return true;
+    }
+}
+
+/*
+ * Takes up to `count` claims back from the warming sequence that is needed last: from its end, and no more than asked, so that what it has
+ * fetched already is not fetched again. False: none is warming.
+ */
+static bool retreat_last(struct kvt_core *core, const struct kvt_sequence *besides, uint32_t count)
 {
     uint32_t last = core->expected.tail;
     while (last != KVT_NO_SEQUENCE && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
         last = core->sequences[last].previous;
     if (last == KVT_NO_SEQUENCE) return false;
-    kvt_sequence_revoke(core, &core->sequences[last]);
+    while (count-- > 0 && retreat(core, &core->sequences[last])) continue;
     return true;
 }
 
-/* Revokes warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
+/* Takes claims back from warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
 static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 {
-    while (!is_claimable(core, need)) {
-        if (!revoke_last(core, NULL)) return false;
+    uint32_t missing;
+    while ((missing = claims_missing(core, need)) > 0) {
+        if (!retreat_last(core, NULL, missing)) return false;
     }
     return true;
 }
@@ -248,11 +277,12 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         return KVT_OK;
     }
     for (;;) {
-        /* Counted again after each revocation: blocks that the revoked one shared are no longer claimed. */
+        /* Counted again each time: blocks that another one shared with this are no longer claimed. */
         uint32_t need[KVT_GROUPS_MAX] = { 0 };
         count_unclaimed(core, sequence, need);
-        if (is_claimable(core, need)) break;
-        if (revoke_last(core, sequence)) continue;
+        const uint32_t missing = claims_missing(core, need);
+        if (missing == 0) break;
+        if (retreat_last(core, sequence, missing)) continue;
         if (sequence->mode == KVT_SEQUENCE_WARMING) { /* what it claims itself counts too */
             kvt_sequence_revoke(core, sequence);
             continue;
@@ -463,6 +493,8 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
         struct kvt_pool *pool = &core->pools[p];
         if (pool->free_count >= need[p]) continue;
         pool->wanted = kvt_max_u32(pool->wanted, need[p]);
+        pool->promised = kvt_max_u32(pool->promised, need[p]);
+        pool->promised_ns = core->now_ns;
         has = false;
     }
     return has;
@@ -496,7 +528,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             return KVT_OK;
         }
     }
-    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = 0;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = core->pools[p].promised = 0;
     const enum kvt_status status = take_slots(core, sequence, reserved);
     if (status != KVT_OK) {
         kvt_sequence_drop_reserved(core, sequence);
@@ -537,6 +569,14 @@ static void hand_slot_over(struct kvt_core *core, uint32_t own, uint32_t other)
     kvt_device_filled(core, other);
 }
 
+/* What the sequence's stream does from here on may read the block's slot, which another stream may still be writing. */
+static void order_after(struct kvt_core *core, const struct kvt_sequence *sequence, const struct kvt_block *block)
+{
+    if (!core->gpu || sequence->last_mark == 0) return;
+    const kvt_mark written = core->pools[core->config.pool_of_group[block->group]].slots[block->device_slot].mark;
+    core->gpu->ops->wait(core->gpu, kvt_mark_stream(sequence->last_mark), written);
+}
+
 /* Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its place. */
 static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i, struct kvt_key key)
 {
@@ -560,6 +600,7 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
         kvt_block_claim(core, other);
         table->blocks[i] = other;
         to_limbo(core, sequence, own);
+        order_after(core, sequence, held);
     } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0 && block->users == 1) {
         kvt_block_ref(core, other);
         hand_slot_over(core, own, other);
@@ -570,27 +611,24 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
 }
 
 /*
- * Full blocks that have their keys and wait to be sealed. Each seal reads a random line of the index; sealed as a batch, the
- * lines come while the keys of the others are computed. They are sealed before anybody else can see the sequence.
+ * Full blocks that have their keys and wait to be sealed, first in, first out. Each seal reads a random line of the index: it
+ * comes while the keys of the next blocks are computed. All are sealed before anybody else can see the sequence.
  */
-enum { SEAL_BATCH = 16 };
-struct full_blocks { struct kvt_key keys[SEAL_BATCH]; uint32_t first, count; };
+enum { SEALS_AHEAD = 16 };
+struct full_blocks { struct kvt_key keys[SEALS_AHEAD]; uint32_t first, end; /* their entries */ };
 
-static void seal_all(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
+static void seal_first(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
-    for (uint32_t k = 0; k < full->count; k++) {
-        for (uint32_t g = 0; g < core->group_count; g++) {
-            if (!is_state(core, g)) seal_entry(core, sequence, g, full->first + k, full->keys[k]);
-        }
+    const uint32_t i = full->first++;
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (!is_state(core, g)) seal_entry(core, sequence, g, i, full->keys[i % SEALS_AHEAD]);
     }
-    full->first += full->count;
-    full->count = 0;
 }
 
 static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full, struct kvt_key key)
 {
-    if (full->count == SEAL_BATCH) seal_all(core, sequence, full);
-    full->keys[full->count++] = key;
+    if (full->end - full->first == SEALS_AHEAD) seal_first(core, sequence, full);
+    full->keys[full->end++ % SEALS_AHEAD] = key;
     sequence->chain = key;
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g)) kvt_prefix_prefetch(&core->prefix, g, key);
@@ -605,7 +643,11 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     if (table->count > i) return; /* taken already */
     if (table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
-    const uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
+    if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
+        kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */
+        known = KVT_NO_BLOCK;
+    }
     if (known != KVT_NO_BLOCK) {
         kvt_block_ref(core, known);
         table->blocks[table->count++] = known;
@@ -638,7 +680,8 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
     if (core->gpu) core->stream_marks[stream] = mark;
     sequence->last_mark = mark;
-    struct full_blocks full = { .first = (uint32_t)(sequence->tokens / block_tokens) };
+    struct full_blocks full;
+    full.first = full.end = (uint32_t)(sequence->tokens / block_tokens);
     uint32_t position = (uint32_t)(sequence->tokens % block_tokens);
     for (uint32_t i = full.first; n > 0; i++, position = 0) {
         const uint32_t count = (uint32_t)kvt_min_u64(n, block_tokens - position);
@@ -658,7 +701,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
         if (tokens) tokens += count;
         n -= count;
     }
-    seal_all(core, sequence, &full);
+    while (full.first < full.end) seal_first(core, sequence, &full);
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);

@@ -118,7 +118,7 @@ static uint64_t servable(struct kvt_core *core, const struct kvt_sequence *seque
 
 /* ---- Cutting ------------------------------------------------------------------------------------------------------------- */
 
-/* Holds again the blocks of the window that had been let go. False: one is gone in the meantime; nothing is lost by that. */
+/* Holds again the blocks of the window that had been let go; the sequence is idle then. False: one is gone in the meantime; nothing is lost by that. */
 static bool refill_window(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
@@ -131,8 +131,6 @@ static bool refill_window(struct kvt_core *core, struct kvt_sequence *sequence, 
         if (block == KVT_NO_BLOCK) return false;
         table->blocks[i] = block;
         table->first = kvt_min_u32(table->first, i);
-        if (kvt_sequence_claims(sequence, group, i)) kvt_block_claim(core, block);
-        kvt_sequence_rewind(core, sequence, group, i);
     }
     table->first = kvt_min_u32(table->first, first);
     return true;
@@ -172,6 +170,18 @@ static bool cut_group(struct kvt_core *core, struct kvt_sequence *sequence, uint
     return true;
 }
 
+/* True when a window group has to hold again what it had let go. */
+static bool is_refill_needed(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t tokens)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        if (core->groups[g].kind != KVT_GROUP_WINDOW) continue;
+        for (uint32_t i = window_first(core, g, tokens); i < blocks_for(core, tokens); i++) {
+            if (sequence->groups[g].blocks[i] == KVT_NO_BLOCK) return true;
+        }
+    }
+    return false;
+}
+
 enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t tokens,
                                       const uint32_t *tail_tokens, uint64_t *ret_kept)
 {
@@ -189,6 +199,9 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     if (kept % core->block_tokens != 0 && !tail_tokens) return KVT_INVAL;
     struct kvt_key chain = { 0, 0 };
     (void)chain_at(core, sequence, (uint32_t)(kept / core->block_tokens), &chain);
+    /* An active sequence that comes to hold more must claim it as a resumed one does, or be idle. */
+    const bool is_resumed = sequence->mode == KVT_SEQUENCE_ACTIVE && is_refill_needed(core, sequence, kept);
+    if (is_resumed) KVT_TRY(kvt_sequence_idle(core, sequence));
 
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (cut_group(core, sequence, g, kept)) continue;
@@ -209,6 +222,8 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     sequence->reused = kvt_min_u64(sequence->reused, kept);
     sequence->lost_from = UINT64_MAX;
     sequence->retries = 0;
+    enum kvt_room room;
+    if (is_resumed) KVT_TRY(kvt_sequence_resume(core, sequence, &room));
     *ret_kept = kept;
     return KVT_OK;
 }

@@ -46,6 +46,9 @@ static void store_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats
     ret_stats->store_allocated_bytes = store.allocated_bytes;
     ret_stats->store_allocated_peak = store.allocated_peak;
     ret_stats->store_records = store.records;
+    ret_stats->store_written_bytes = store.written_bytes;
+    ret_stats->store_day_bytes = store.day_bytes;
+    ret_stats->store_write_amplification = store.put_stored_bytes ? (double)store.written_bytes / (double)store.put_stored_bytes : 0;
 }
 
 /* Tokens of live sequences on the device: what their slots hold, and what is committed in them. */
@@ -64,7 +67,7 @@ static void count_tokens(const struct kvt_core *core, struct kvt_stats *ret_stat
 
 static uint64_t bookkeeping_bytes(const struct kvt_core *core)
 {
-    uint64_t bytes = (uint64_t)core->table.high_water * sizeof(struct kvt_block);
+    uint64_t bytes = (uint64_t)core->table.high_water * (sizeof(struct kvt_block) + sizeof(uint32_t));
     for (uint32_t p = 0; p < core->config.pool_count; p++) bytes += kvt_pool_bytes(&core->pools[p]);
     if (core->has_host) bytes += kvt_host_pool_bytes(&core->host);
     return bytes + (uint64_t)core->prefix.count * sizeof(struct kvt_prefix_bucket) / 7;
@@ -79,6 +82,7 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     const struct kvt_counters *counters = &core->counters;
     device_stats(core, &ret_stats->tiers[KVT_TIER_DEVICE]);
     host_stats(runtime, &ret_stats->tiers[KVT_TIER_HOST]);
+    if (core->has_host) ret_stats->host_slot_bytes = core->host.chunk_bytes_used;
     store_stats(runtime, ret_stats);
     for (uint32_t t = 0; t < KVT_TIERS; t++) {
         ret_stats->tiers[t].hits = counters->hits[t];

@@ -1,7 +1,9 @@
 /* step: who is ready, what a step pins, and how streams are ordered around it. */
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
+#include "runtime/flow.h"
 #include "runtime/planner.h"
 #include "runtime/residency.h"
 
@@ -226,7 +228,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     while (step->limbo != KVT_NO_BLOCK) {
         const uint32_t index = step->limbo;
         step->limbo = kvt_core_block(core, index)->link;
-        kvt_block_unclaim(core, index, mark);
+        if (!KVT_PLANTED(DROPPED_UNPIN)) kvt_block_unclaim(core, index, mark);
         kvt_block_unref(core, index);
     }
     step->is_open = false;
@@ -255,7 +257,7 @@ static enum kvt_stall_cause stall_of_block(struct kvt_core *core, const struct k
                                   : kvt_copy_state(block, KVT_TIER_HOST) == KVT_COPY_EMPTY;
     if (!transfer && kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY) {
         if (kvt_core_pool(core, block)->free_count == 0) return KVT_STALL_NO_SLOT;
-        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, block->nvme_length)) return KVT_STALL_NO_SLOT;
+        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, kvt_flow_fetch_bytes(core, index))) return KVT_STALL_NO_SLOT;
     }
     if (sequence->is_hint_late) return KVT_STALL_LATE_HINT;
     if (is_nvme) return transfer && transfer->op.is_in_flight ? KVT_STALL_NVME_LINK : KVT_STALL_NVME_QUEUE;

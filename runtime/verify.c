@@ -101,13 +101,22 @@ static void check_block(const struct kvt_core *core, uint32_t index, const struc
         KVT_ASSERT(kvt_prefix_find(&core->prefix, block->group, block->key) == index);
     }
     const bool is_device_idle = kvt_copy_is_resident(block, KVT_TIER_DEVICE) && block->users == 0
-                             && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING);
+                             && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
     KVT_ASSERT(is_device_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE));
-    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
+    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
+                           && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     KVT_ASSERT(is_host_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE));
     KVT_ASSERT(KVT_IMPLIES(kvt_block_has(block, KVT_BLOCK_NVME_HELD), kvt_copy_is_resident(block, KVT_TIER_NVME) && block->refs > 0));
     /* A block that nothing holds, keeps or moves has no entry. */
     KVT_ASSERT(block->refs > 0 || kvt_block_has_copies(block) || block->readers[KVT_TIER_NVME] > 0);
+}
+
+static bool has_limbo(const struct kvt_core *core)
+{
+    for (uint32_t s = 0; s < KVT_STEPS_MAX; s++) {
+        if (core->steps[s].is_open && core->steps[s].limbo != KVT_NO_BLOCK) return true;
+    }
+    return false;
 }
 
 static void check_pool(const struct kvt_core *core, uint32_t p)
@@ -126,7 +135,8 @@ static void check_pool(const struct kvt_core *core, uint32_t p)
     KVT_ASSERT(copies + pool->quarantined == taken);
     KVT_ASSERT(claimed == pool->claimed);
     KVT_ASSERT(leaving == pool->leaving);
-    KVT_ASSERT(pool->claimed <= pool->slot_count);
+    /* Until its step ends, a block that an equal one took the place of is claimed besides that one. */
+    KVT_ASSERT(has_limbo(core) || pool->claimed <= pool->slot_count);
     pool->policy_ops->verify(pool->policy);
 }
 

@@ -64,8 +64,7 @@ static void unlock(struct kvt_base_tables *tables)
 
 static enum kvt_status start_learning(struct kvt_base_tables *tables)
 {
-    if (atomic_load(&tables->is_learning) || atomic_load(&tables->in_use)) return KVT_OK;
-    if (atomic_load(&tables->count) == KVT_BASE_SETS_MAX) return KVT_OK;
+    if (atomic_load(&tables->is_learning) || atomic_load(&tables->count) > 0) return KVT_OK;
     tables->sums = kvt_alloc(entry_count(tables), sizeof tables->sums[0]);
     tables->counts = kvt_alloc(entry_count(tables), sizeof tables->counts[0]);
     tables->draft = set_alloc(tables);
@@ -85,6 +84,13 @@ enum kvt_status kvt_base_tables_learn(struct kvt_base_tables *tables, bool is_on
     else stop_learning(tables);
     unlock(tables);
     return status;
+}
+
+void kvt_base_tables_hold(struct kvt_base_tables *tables, bool is_on)
+{
+    lock(tables);
+    tables->is_held = is_on;
+    unlock(tables);
 }
 
 /* Copies the channels of one row behind its end, so that 64 bases can be read from any channel on. */
@@ -108,7 +114,7 @@ static void publish(struct kvt_base_tables *tables, struct kvt_base_set *set)
     KVT_ASSERT(count < KVT_BASE_SETS_MAX);
     atomic_store_explicit(&tables->sets[count], set, memory_order_release);
     atomic_store_explicit(&tables->count, count + 1, memory_order_release);
-    atomic_store_explicit(&tables->in_use, set, memory_order_release);
+    if (!tables->is_held) atomic_store_explicit(&tables->in_use, set, memory_order_release);
 }
 
 static void publish_learned(struct kvt_base_tables *tables)
@@ -182,14 +188,19 @@ const struct kvt_base_set *kvt_base_tables_current(struct kvt_base_tables *table
     return atomic_load_explicit(&tables->in_use, memory_order_acquire);
 }
 
-const struct kvt_base_set *kvt_base_tables_find(struct kvt_base_tables *tables, uint32_t id)
+static struct kvt_base_set *find_set(struct kvt_base_tables *tables, uint32_t id)
 {
     const uint32_t count = atomic_load_explicit(&tables->count, memory_order_acquire);
     for (uint32_t i = 0; i < count; i++) {
-        const struct kvt_base_set *set = atomic_load_explicit(&tables->sets[i], memory_order_relaxed);
+        struct kvt_base_set *set = atomic_load_explicit(&tables->sets[i], memory_order_relaxed);
         if (set->id == id) return set;
     }
     return NULL;
+}
+
+const struct kvt_base_set *kvt_base_tables_find(struct kvt_base_tables *tables, uint32_t id)
+{
+    return find_set(tables, id);
 }
 
 struct kvt_rank_bases kvt_base_set_layer(const struct kvt_base_tables *tables, const struct kvt_base_set *set,
@@ -212,8 +223,11 @@ enum kvt_status kvt_base_tables_add(struct kvt_base_tables *tables, const uint8_
     const uint32_t id = kvt_base_tables_id(tables, bytes);
     lock(tables);
     enum kvt_status status = KVT_OK;
-    struct kvt_base_set *set = NULL;
-    if (kvt_base_tables_find(tables, id)) goto end;
+    struct kvt_base_set *set = find_set(tables, id);
+    if (set) {
+        atomic_store_explicit(&tables->in_use, set, memory_order_release);
+        goto end;
+    }
     status = KVT_FULL;
     if (atomic_load(&tables->count) == KVT_BASE_SETS_MAX) goto end;
     status = KVT_NOMEM;

@@ -40,7 +40,8 @@ struct kvt_base_tables {
 
     atomic_flag is_busy;       /* shared: held by the thread that learns from a block, or publishes */
     _Atomic bool is_learning;  /* shared */
-    uint32_t tokens;           /* seen so far; under is_busy, as the rest */
+    bool is_held;              /* a new set is not packed with before it is added once more; under is_busy, as the rest */
+    uint32_t tokens;           /* seen so far */
     uint32_t *sums, *counts;   /* [layer][plane][channel]: exponents that are not 0 */
     struct kvt_base_set *draft;
 };
@@ -54,6 +55,9 @@ void kvt_base_tables_done(struct kvt_base_tables *tables);
  * NOMEM.
  */
 KVT_NODISCARD enum kvt_status kvt_base_tables_learn(struct kvt_base_tables *tables, bool is_on);
+
+/* True: sets that are new from now on can be found, but are packed with only once they are added again. */
+void kvt_base_tables_hold(struct kvt_base_tables *tables, bool is_on);
 
 /* Learns from a block when learning is on and no other thread is at it; publishes the set when it has seen enough. */
 void kvt_base_tables_observe(struct kvt_base_tables *tables, const struct kvt_chunk_view *chunks, uint32_t tokens);
@@ -71,8 +75,8 @@ size_t kvt_base_tables_set_bytes(const struct kvt_base_tables *tables);
 void kvt_base_tables_write(const struct kvt_base_tables *tables, const struct kvt_base_set *set, uint8_t *target);
 
 /*
- * Adds a set that was written before, and packs with it from now on. One that is there already is no error. FULL |
- * NOMEM.
+ * Adds a set that was written before, and packs with it from now on, unless new ones are held. One that is there already
+ * is no error: it is packed with from now on. FULL | NOMEM.
  */
 KVT_NODISCARD enum kvt_status kvt_base_tables_add(struct kvt_base_tables *tables, const uint8_t *bytes);
 

@@ -735,6 +735,11 @@ enum kvt_status kvt_codec_learn(struct kvt_codec *codec, bool is_on)
     return status;
 }
 
+void kvt_codec_tables_hold(struct kvt_codec *codec, bool is_on)
+{
+    for (uint32_t i = 0; i < codec->group_count; i++) kvt_base_tables_hold(&codec->groups[i].tables, is_on);
+}
+
 uint32_t kvt_codec_tables_count(const struct kvt_codec *codec)
 {
     uint32_t count = 0;
@@ -747,6 +752,14 @@ uint32_t kvt_codec_tables_count(const struct kvt_codec *codec)
  * before.
  */
 enum { TABLES_HEADER_BYTES = 12, TABLE_HEADER_BYTES = 8, TABLES_DIGEST_BYTES = 8 };
+
+size_t kvt_codec_tables_bytes(const struct kvt_codec *codec)
+{
+    size_t size = TABLES_HEADER_BYTES + TABLES_DIGEST_BYTES;
+    for (uint32_t i = 0; i < codec->group_count; i++)
+        if (codec->groups[i].is_ranked) size += TABLE_HEADER_BYTES + kvt_base_tables_set_bytes(&codec->groups[i].tables);
+    return size;
+}
 
 size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t capacity)
 {

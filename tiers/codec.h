@@ -62,10 +62,19 @@ KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t
 KVT_NODISCARD enum kvt_status kvt_codec_learn(struct kvt_codec *codec, bool is_on);
 
 /*
+ * True: tables that are new from now on, learned or imported, unpack, and pack only once they are imported (again). So
+ * whoever keeps packed blocks can save a table before any block needs it: hold, and import what was exported and saved.
+ */
+void kvt_codec_tables_hold(struct kvt_codec *codec, bool is_on);
+
+/*
  * How many tables there are, over all groups. It only grows: when it has, export again before the blocks that name
  * them count.
  */
 uint32_t kvt_codec_tables_count(const struct kvt_codec *codec);
+
+/* Bytes of an export with a table for each group that can have one: what learning leads to. */
+size_t kvt_codec_tables_bytes(const struct kvt_codec *codec);
 
 /*
  * Writes all tables, with a checksum, if they fit in capacity; returns the bytes that they take. target may be NULL
@@ -74,7 +83,8 @@ uint32_t kvt_codec_tables_count(const struct kvt_codec *codec);
 size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t capacity);
 
 /*
- * Adds exported tables to those that are there and packs with them: before any block is packed, usually. CORRUPT,
+ * Adds exported tables to those that are there and packs with them, unless new ones are held; with those that were there
+ * already in any case. CORRUPT,
  * nothing changed: damaged, or of another shape. NOMEM | FULL: not all were added; blocks that need the others are
  * misses.
  */

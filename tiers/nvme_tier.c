@@ -47,7 +47,7 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
         job->op.length = op->length;
         job->op.form = (uint32_t)op->form;
         job->op.tokens = op->tokens;
-        job->op.flags = op->is_private ? KVT_STORE_PRIVATE : 0;
+        job->op.flags = KVT_STORE_NEEDED | (op->is_private ? KVT_STORE_PRIVATE : 0u); /* admission has said yes */
     } else {
         job->op.kind = KVT_STORE_GET;
         job->op.length = op->host_capacity;
@@ -94,7 +94,7 @@ static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_c
     kvt_store_stats(nvme_of(tier)->store, &stats);
     *ret_counters = (struct kvt_tier_counters){
         .capacity_bytes = stats.capacity_bytes, .used_bytes = stats.allocated_bytes, .peak_bytes = stats.allocated_peak,
-        .bytes_in = stats.put_bytes, .bytes_out = stats.get_bytes, .dropped = stats.refused + stats.evicted_records };
+        .bytes_in = stats.put_bytes, .bytes_out = stats.get_bytes, .day_bytes = stats.day_bytes, .dropped = stats.refused + stats.evicted_records };
 }
 
 static void describe(const struct kvt_store_found *found, struct kvt_found *ret_found)
@@ -160,9 +160,13 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.staging_bytes = config->staging_bytes;
     store.link_bytes_per_s = config->link_bytes_per_s;
     store.queue_depth = depth;
+    store.bytes_per_day = config->bytes_per_day;
+    store.held_bytes_max = UINT64_MAX; /* only the only copies of live sequences are held */
     store.record_bytes_max = config->record_bytes_max;
-    const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, config->wake.wake, config->wake.user, &nvme->store,
-                                                                    config->ret_error, config->error_bytes)
+    const struct kvt_store_more more = { .wake = config->wake.wake, .wake_user = config->wake.user,
+                                         .side_bytes_max = config->side_bytes_max };
+    const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error,
+                                                                    config->error_bytes)
                                               : KVT_NOMEM;
     if (status != KVT_OK) {
         kvt_free(nvme->jobs);
@@ -175,6 +179,21 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     }
     *ret_tier = &nvme->tier;
     return KVT_OK;
+}
+
+enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size, int *ret_errno)
+{
+    return kvt_store_side_save(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, bytes, size, ret_errno);
+}
+
+enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity, size_t *ret_size)
+{
+    return kvt_store_side_load(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, target, capacity, ret_size);
+}
+
+void kvt_nvme_tier_side_remove(struct kvt_tier *tier, struct kvt_key name)
+{
+    kvt_store_side_remove(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi });
 }
 
 struct kvt_store *kvt_nvme_tier_store(struct kvt_tier *tier)

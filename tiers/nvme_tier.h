@@ -18,7 +18,9 @@ struct kvt_nvme_tier_config {
     uint64_t link_bytes_per_s;   /* pacing for experiments; 0: none */
     uint64_t staging_bytes;      /* the most memory for its I/O buffers */
     uint32_t queue_depth;        /* ops in flight; 0: 64 */
+    uint64_t bytes_per_day;      /* endurance budget that admission is asked with; 0: none */
     uint32_t record_bytes_max;   /* the longest copy there will be, so that segments hold several; 0: unknown */
+    uint64_t side_bytes_max;     /* of a side file, see below; 0: there is none */
     struct kvt_wake wake;
     char *ret_error;             /* one line (what, value, rule) when open refuses; may be NULL */
     uint32_t error_bytes;
@@ -27,6 +29,18 @@ struct kvt_nvme_tier_config {
 /* INVAL: bad path or capacity | BUSY: the directory has an owner | IO | NOMEM. */
 KVT_NODISCARD enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, const struct kvt_env *env,
                                                  struct kvt_tier **ret_tier);
+
+/*
+ * A side file: a few KiB that records cannot be read without (the codec's base tables), under a name of its own. It outlives
+ * resets and reclaims. Saved: it is on the device, whole, before any record that is stashed later. FULL: larger than
+ * side_bytes_max | IO, with ret_errno: what was saved before still is. Blocks; one caller at a time.
+ */
+KVT_NODISCARD enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size,
+                                                      int *ret_errno);
+/* NOTFOUND | FULL: it is larger than capacity | IO. The caller checks that it is what was saved. */
+KVT_NODISCARD enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity,
+                                                      size_t *ret_size);
+void kvt_nvme_tier_side_remove(struct kvt_tier *tier, struct kvt_key name);
 
 struct kvt_store;
 /* The store behind the tier, for reports (stored bytes, allocated bytes, write amplification). */

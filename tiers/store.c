@@ -40,6 +40,7 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
     kvt_store_reclaim_step(store);
     kvt_store_closer_step(store);
     kvt_store_place_puts(store);
+    kvt_store_commit_step(store);
     kvt_store_syncer_step(store);
     kvt_store_io_pump(store);
     tell_news(store);
@@ -333,8 +334,9 @@ static void close_parts(struct kvt_store *store)
     kvt_free(store);
 }
 
-enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env, void (*wake)(void *user),
-                                    void *wake_user, struct kvt_store **ret_store, char *ret_error, size_t error_bytes)
+enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env,
+                                    const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error,
+                                    size_t error_bytes)
 {
     const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
     if (ret_error && error_bytes > 0) ret_error[0] = '\0';
@@ -343,12 +345,18 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     if (!store) return kvt_store_refuse(error, KVT_NOMEM, "out of memory");
     store->env = env ? *env : kvt_env_default();
     if (!store->env.now_ns) store->env.now_ns = kvt_env_default().now_ns;
-    store->wake = wake;
-    store->wake_user = wake_user;
+    if (more) {
+        store->wake = more->wake;
+        store->wake_user = more->wake_user;
+        store->side_bytes_max = more->side_bytes_max;
+    }
     store->capacity_bytes = config->capacity_bytes;
     store->reserve_bytes = config->reserve_bytes;
     store->queue_bytes_max = config->queue_bytes ? config->queue_bytes : 64 * KVT_MIB;
     /* What a paced disk writes in a second: a queue is bounded by the time to drain it. */
+    store->pace.drain_ns_max = (config->queue_ms ? config->queue_ms : 2000) * UINT64_C(1000000);
+    store->wear.budget_bytes = config->bytes_per_day;
+    store->held_bytes_max = config->held_bytes_max ? config->held_bytes_max : config->capacity_bytes / 2;
     if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
     store->is_existing = config->is_existing;
     store->queue_depth = config->queue_depth ? config->queue_depth : 256;
@@ -369,7 +377,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
 enum kvt_status kvt_store_open(const struct kvt_store_config *config, const struct kvt_env *env, struct kvt_store **ret_store,
                                char *ret_error, size_t error_bytes)
 {
-    return kvt_store_open_with(config, env, NULL, NULL, ret_store, ret_error, error_bytes);
+    return kvt_store_open_with(config, env, NULL, ret_store, ret_error, error_bytes);
 }
 
 /* Ops that never ended: the disk did not answer, or they were still queued. The I/O is closed: nothing touches them any more. */
@@ -436,8 +444,20 @@ static void queue_op(struct kvt_op_queue *queue, struct kvt_store_op *op)
 static bool accepts_put(struct kvt_store *store, const struct kvt_store_op *op)
 {
     if (op->length > kvt_store_length_max(store)) return false;
+    const uint64_t now_ns = kvt_env_now_ns(&store->env);
+    kvt_wear_update(&store->wear, store->stats.written_bytes, now_ns);
+    /* With what a segment takes that may have to be closed for it, and another that is begun. */
+    const uint64_t written = kvt_store_stored_bytes(op->length, store->alignment) + 4 * (uint64_t)KVT_STORE_BLOCK_BYTES;
+    if (!(op->flags & KVT_STORE_NEEDED) && kvt_wear_is_over(&store->wear, store->queued_bytes + written)) {
+        store->stats.refused_wear++;
+        return false;
+    }
+    if (!kvt_pace_allows(&store->pace, store->queued_bytes, op->length, now_ns)) {
+        store->stats.refused_slow++;
+        return false;
+    }
     if (store->queued_bytes > 0 && store->queued_bytes + op->length > store->queue_bytes_max) return false;
-    return store->paused_until_ns == 0 || kvt_env_now_ns(&store->env) >= store->paused_until_ns;
+    return store->paused_until_ns == 0 || now_ns >= store->paused_until_ns;
 }
 
 static bool accept(struct kvt_store *store, struct kvt_store_op *op)
@@ -445,7 +465,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
     if (store->is_closing || store->ops_outstanding >= store->queue_depth) return false;
     op->os_errno = 0;
     op->ret_length = op->ret_form = op->ret_tokens = 0;
-    op->ret_generation = op->ret_link_ns = 0;
+    op->ret_generation = op->ret_link_ns = op->ret_number = 0;
     if (op->kind == KVT_STORE_PUT) {
         if (!accepts_put(store, op)) {
             store->stats.refused++;
@@ -453,6 +473,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
         }
         *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch, .sequence = ++store->record_sequence,
                                                      .phase = (uint8_t)store->phase };
+        op->ret_number = kvt_put_state(op)->sequence;
         store->phase_pending[store->phase]++;
         store->queued_bytes += op->length;
         queue_op(&store->puts, op);
@@ -565,7 +586,9 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
 {
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
-    const bool is_held = entry && entry->holds < KVT_STORE_HOLDS_MAX;
+    const bool is_new = entry && entry->holds == 0;
+    const bool is_over = is_new && store->stats.held_bytes + kvt_store_stored_bytes(entry->length, store->alignment) > store->held_bytes_max;
+    const bool is_held = entry && entry->holds < KVT_STORE_HOLDS_MAX && !is_over;
     if (is_held) {
         kvt_store_entry_count(store, entry, -1);
         entry->holds++;
@@ -611,18 +634,43 @@ static enum kvt_status sync_run(struct kvt_store *store, struct patience *patien
 
 static enum kvt_status sync_locked(struct kvt_store *store, struct patience *patience)
 {
-    /* The other phase is empty, unless an earlier sync gave up on it. */
-    while (store->is_phase_taken || store->phase_pending[store->phase ^ 1] > 0)
+    const uint64_t target = kvt_store_want_commit(store);
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->commit.finished < target)
         if (!wait_for_change(store, patience)) return KVT_IO;
-    /* Puts accepted from now on count for the other phase; the run starts when those before have been written. */
-    const uint32_t phase = store->phase;
-    store->is_phase_taken = true;
-    store->phase ^= 1;
-    bool is_written = true;
-    while (is_written && store->phase_pending[phase] > 0) is_written = wait_for_change(store, patience);
-    const enum kvt_status status = is_written ? sync_run(store, patience) : KVT_IO;
-    store->is_phase_taken = false;
-    (void)pthread_cond_broadcast(&store->changed);
+    return store->commit.failed >= target ? KVT_IO : KVT_OK;
+}
+
+uint64_t kvt_store_watermark(struct kvt_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    const uint64_t watermark = store->commit.watermark;
+    pthread_mutex_unlock(&store->lock);
+    return watermark;
+}
+
+static enum kvt_status wait_durable_locked(struct kvt_store *store, uint64_t number, struct patience *patience)
+{
+    if (number > store->record_sequence) return KVT_INVAL;
+    if (store->commit.watermark >= number) return KVT_OK;
+    const bool is_under_way = store->commit.stage != KVT_COMMIT_IDLE && store->commit.target >= number;
+    const uint64_t target = is_under_way ? store->commit.started : kvt_store_want_commit(store);
+    unlock_and_kick(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->commit.watermark < number) {
+        if (store->commit.finished >= target) return KVT_IO;
+        if (!wait_for_change(store, patience)) return KVT_BUSY;
+    }
+    return KVT_OK;
+}
+
+enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number, uint64_t timeout_ns)
+{
+    struct patience patience = patience_for(timeout_ns);
+    pthread_mutex_lock(&store->lock);
+    const enum kvt_status status = wait_durable_locked(store, number, &patience);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
@@ -695,7 +743,14 @@ void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])
 void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
 {
     pthread_mutex_lock(&store->lock);
+    kvt_wear_update(&store->wear, store->stats.written_bytes, kvt_env_now_ns(&store->env));
     *ret_stats = store->stats;
+    ret_stats->day_bytes = store->wear.day_bytes;
+    ret_stats->day_bytes_max = store->wear.budget_bytes;
+    ret_stats->write_bytes_per_s = kvt_pace_bytes_per_s(&store->pace);
+    ret_stats->write_amplification = store->stats.put_bytes ? (double)store->stats.written_bytes / (double)store->stats.put_bytes : 0;
+    ret_stats->held_bytes_max = store->held_bytes_max;
+    ret_stats->watermark = store->commit.watermark;
     ret_stats->records = store->index.live;
     ret_stats->index_bytes = store->index.capacity * sizeof *store->index.entries;
     pthread_mutex_unlock(&store->lock);

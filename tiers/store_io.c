@@ -28,6 +28,7 @@ void kvt_store_io_start(struct kvt_store *store, struct kvt_store_io *io, enum k
     *io = (struct kvt_store_io){
         .op = { .kind = kind, .file = file, .offset = offset, .buffer = buffer, .size = size, .is_urgent = is_urgent },
         .size = size, .is_busy = true, .complete = complete, .owner = owner };
+    if (kind == KVT_IO_WRITE) kvt_pace_begin(&store->pace, kvt_env_now_ns(&store->env));
     enqueue(store, io);
     store->has_moved = true;
 }
@@ -107,6 +108,7 @@ void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
         store->has_moved = true;
         io->link_ns += io->op.ret_ns;
         if (goes_on(store, io)) continue;
+        if (io->op.kind == KVT_IO_WRITE) kvt_pace_end(&store->pace, io->done_bytes, kvt_env_now_ns(&store->env));
         io->is_busy = false;
         io->complete(store, io);
     }

@@ -15,6 +15,8 @@
  *         store_reclaim.c  making room: the oldest segment, what is copied forward
  *         store_read.c   gets
  *         store_in_place.c  puts without a copy
+ *         store_commit.c  group commit: which puts are durable
+ *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
  *         store.c        public calls, the step, the thread
  */
@@ -29,6 +31,8 @@
 #include "tiers/block_io.h"
 #include "tiers/store_format.h"
 #include "tiers/store_index.h"
+#include "tiers/store_pace.h"
+#include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
 #define KVT_STORE_EXTENTS_MAX   16
@@ -180,6 +184,8 @@ struct kvt_get {
 
 enum kvt_closer_stage { KVT_CLOSER_IDLE, KVT_CLOSER_WRITES, KVT_CLOSER_SYNC, KVT_CLOSER_SUMMARY, KVT_CLOSER_FOOTER, KVT_CLOSER_DONE };
 
+enum kvt_commit_stage { KVT_COMMIT_IDLE, KVT_COMMIT_WRITES, KVT_COMMIT_SYNC };
+
 enum kvt_reclaim_stage { KVT_RECLAIM_IDLE, KVT_RECLAIM_COPY, KVT_RECLAIM_READERS, KVT_RECLAIM_SYNC };
 
 /* What copying forward knows of a record before it starts. */
@@ -194,6 +200,8 @@ struct kvt_store {
     int directory, lock_file;
     bool is_directory_made; /* by this open: a failed one takes it away again */
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
+    uint64_t side_bytes_max; /* of the side file that may be saved */
+    uint64_t side_bytes;     /* what the side files that were found at open take */
     uint32_t queue_depth;
     bool is_existing;        /* a tool's open: nothing is made */
     uint64_t segment_bytes;
@@ -223,7 +231,17 @@ struct kvt_store {
     uint64_t epoch;
     uint64_t paused_until_ns;
     uint32_t phase, phase_pending[2];
-    bool is_phase_taken;            /* a sync waits for the other phase */
+    struct {
+        enum kvt_commit_stage stage;
+        uint64_t wanted, started, finished, failed; /* numbers of runs */
+        uint64_t target, watermark; /* numbers of puts */
+        uint64_t run;               /* of the syncer */
+        uint32_t phase;
+    } commit;
+    struct kvt_wear wear;
+    uint64_t held_bytes_max;
+    bool has_day_before;
+    uint64_t day_before_bytes;      /* found at open: written in the day before the youngest segment was begun */
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting;             /* until the I/O thread says that it is done */
@@ -243,6 +261,7 @@ struct kvt_store {
     uint32_t io_in_flight;
     uint64_t io_bytes_in_flight;
     bool has_moved;                 /* this step did something */
+    struct kvt_pace pace;           /* says itself who may what */
     uint8_t *memory;
     uint64_t memory_bytes;
     uint8_t *header_buffer, *footer_buffer, *super_buffer, *summary_buffer;
@@ -362,6 +381,12 @@ bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
 void kvt_segment_remove(struct kvt_store *store, uint32_t index);
 uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
 
+/* ---- store_commit.c ----------------------------------------------------------------------------------------------- */
+
+/* Asks for a run that begins after now; returns its number. Under the lock. */
+uint64_t kvt_store_want_commit(struct kvt_store *store);
+void kvt_store_commit_step(struct kvt_store *store);
+
 /* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
 
 enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_ADVANCE_NOSPACE };
@@ -391,14 +416,43 @@ void kvt_store_directory_close(struct kvt_store *store);
 /* After a failed open: removes the directory, if this open made it, with what it has put there. Before the close. */
 void kvt_store_directory_undo(struct kvt_store *store);
 KVT_NODISCARD enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error);
+/* Seconds of the wall clock; in a simulation of its own clock. */
+uint64_t kvt_store_wall_s(const struct kvt_store *store);
 void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block);
 
 /* ---- store.c ------------------------------------------------------------------------------------------------------- */
 
-/* As kvt_store_open; wake is called, from the I/O thread, when poll or poll_lost has something. */
+/* What the tier above wants besides. */
+struct kvt_store_more {
+    void (*wake)(void *user); /* from the I/O thread, when poll or poll_lost has something */
+    void *wake_user;
+    uint64_t side_bytes_max;  /* room for a side file of so many bytes; 0: there will be none */
+};
+
+/* As kvt_store_open. more may be NULL. */
 KVT_NODISCARD enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const struct kvt_env *env,
-                                                  void (*wake)(void *user), void *wake_user, struct kvt_store **ret_store,
+                                                  const struct kvt_store_more *more, struct kvt_store **ret_store,
                                                   char *ret_error, size_t error_bytes);
+
+/* ---- store_side.c: a few KiB beside the segments that records cannot be read without ---------------------------------- */
+
+#define KVT_STORE_SIDE_PREFIX "side-"
+#define KVT_STORE_SIDES_MAX   16 /* files of different names; the oldest of more are removed at open */
+
+/*
+ * Replaces the side file of this name. OK: it is on the device, whole, before any record that is put from now on. FULL: larger
+ * than what was announced at open. IO, with ret_errno: it could not be; what was there before still is. Blocks; not from
+ * the I/O thread; one call at a time.
+ */
+KVT_NODISCARD enum kvt_status kvt_store_side_save(struct kvt_store *store, const uint64_t name[2], const void *bytes, size_t size,
+                                                  int *ret_errno);
+/* Reads it: NOTFOUND | FULL: larger than capacity | IO. Whoever saved it checks that it is what was saved. */
+KVT_NODISCARD enum kvt_status kvt_store_side_load(struct kvt_store *store, const uint64_t name[2], void *target, size_t capacity,
+                                                  size_t *ret_size);
+/* None there is fine. */
+void kvt_store_side_remove(struct kvt_store *store, const uint64_t name[2]);
+/* What they take on disk, as du sees it; with more than KVT_STORE_SIDES_MAX the oldest are removed. At open. */
+uint64_t kvt_store_sides_count(struct kvt_store *store);
 
 static inline const struct kvt_name *kvt_name_of(const struct kvt_store_name *name)
 {

@@ -54,6 +54,10 @@ static void write_header(struct kvt_store *store)
     header.crc = kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc));
     memset(store->header_buffer, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(store->header_buffer, &header, sizeof header);
+    pthread_mutex_lock(&store->lock);
+    kvt_wear_update(&store->wear, store->stats.written_bytes, kvt_env_now_ns(&store->env));
+    kvt_wear_note_write(&store->wear, segment->sequence, kvt_store_wall_s(store), store->header_buffer);
+    pthread_mutex_unlock(&store->lock);
     segment->writes++;
     kvt_store_io_start(store, &store->header_io, KVT_IO_WRITE, segment->file, 0, store->header_buffer, KVT_STORE_BLOCK_BYTES, false,
                        header_written, NULL);

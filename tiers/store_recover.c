@@ -105,7 +105,8 @@ static uint32_t segment_of(const char *name)
 
 static bool is_ours(const char *name)
 {
-    return strcmp(name, LOCK_NAME) == 0 || has_prefix(name, SUPER_NAME) || has_prefix(name, "segment-") || has_prefix(name, ".kvtier-");
+    return strcmp(name, LOCK_NAME) == 0 || has_prefix(name, SUPER_NAME) || has_prefix(name, "segment-")
+        || has_prefix(name, ".kvtier-") || has_prefix(name, KVT_STORE_SIDE_PREFIX);
 }
 
 /*
@@ -115,7 +116,7 @@ static bool is_ours(const char *name)
 static void sweep(struct kvt_store *store, const char *name, const struct stat *status, uint32_t slots)
 {
     const uint32_t index = segment_of(name);
-    if (strcmp(name, LOCK_NAME) == 0) return;
+    if (strcmp(name, LOCK_NAME) == 0 || has_prefix(name, KVT_STORE_SIDE_PREFIX)) return; /* side files: store_side.c */
     const bool is_plain = S_ISREG(status->st_mode);
     if (strcmp(name, SUPER_NAME) == 0 && is_plain) return;
     const bool is_fitting = (uint64_t)status->st_blocks * 512 <= store->segment_bytes + KVT_STORE_FILE_SLACK
@@ -158,6 +159,7 @@ enum kvt_status kvt_store_directory_open(struct kvt_store *store, struct kvt_sto
     KVT_TRY(check_path(store->path, error));
     KVT_TRY(make_directory(store, error));
     KVT_TRY(take_lock(store, error));
+    store->side_bytes = kvt_store_sides_count(store);
     return scan_directory(store, 0, error);
 }
 
@@ -181,14 +183,18 @@ void kvt_store_directory_undo(struct kvt_store *store)
 
 /* ---- Geometry ------------------------------------------------------------------------------------------------------- */
 
-/* What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, foreign files. */
+/*
+ * What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, side files (the one that may
+ * still be saved, and its predecessor beside it), foreign files.
+ */
 static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
 {
     struct stat status;
     uint64_t directory = KVT_STORE_BLOCK_BYTES;
     if (fstat(store->directory, &status) == 0) directory = kvt_max_u64(directory, (uint64_t)status.st_blocks * 512);
     directory = kvt_max_u64(directory, kvt_align_up(slots * 32, KVT_STORE_BLOCK_BYTES));
-    return directory + 2 * KVT_STORE_BLOCK_BYTES + 16 * KVT_KIB + store->stats.foreign_bytes;
+    const uint64_t side = store->side_bytes + 2 * kvt_align_up(store->side_bytes_max, KVT_STORE_BLOCK_BYTES);
+    return directory + 2 * KVT_STORE_BLOCK_BYTES + 16 * KVT_KIB + side + store->stats.foreign_bytes;
 }
 
 static void count_fixed(struct kvt_store *store)
@@ -307,6 +313,14 @@ static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock
     return KVT_OK;
 }
 
+uint64_t kvt_store_wall_s(const struct kvt_store *store)
+{
+    struct timespec now;
+    if (store->env.clock_user || store->env.is_single_threaded) return kvt_env_now_ns(&store->env) / 1000000000u;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec;
+}
+
 /* A new, empty store: with a new id nothing that lies in the directory is a record of it. */
 static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
 {
@@ -420,6 +434,8 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
         && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
+    if (has_header && header.sequence >= store->segment_sequence)
+        store->has_day_before = kvt_wear_note_read(store->header_buffer, header.sequence, kvt_store_wall_s(store), &store->day_before_bytes);
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
@@ -635,6 +651,11 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
         }
         KVT_TRY(walk_segment(store, found[f].index));
         if (f == count - 1 && !found[f].is_summarised) resume_segment(store, found[f].index);
+    }
+    /* The note was made when the youngest segment was begun: what it holds was written after it. */
+    if (store->has_day_before) {
+        const struct kvt_segment *open = store->open_segment == KVT_STORE_NONE ? NULL : &store->segments[store->open_segment];
+        store->wear.seen_bytes -= store->day_before_bytes + (open ? open->data_end : store->segment_bytes);
     }
     store->stats.recovered_records = store->index.live;
     return KVT_OK;

@@ -99,6 +99,7 @@ struct kvt_tier_counters {
     uint64_t used_bytes;  /* at this moment */
     uint64_t peak_bytes;  /* never above capacity_bytes */
     uint64_t bytes_in, bytes_out;
+    uint64_t day_bytes;   /* written to the device in the last 24 hours, where that is counted */
     uint64_t dropped;     /* ops refused or records dropped under pressure */
 };
 

@@ -171,7 +171,7 @@ static void print_json(const struct options *options, const struct kvt_store_sta
         { "live_bytes", stats->live_bytes }, { "segment_bytes", stats->segment_bytes }, { "segments", stats->segments },
         { "segments_max", stats->segments_max }, { "foreign_files", stats->foreign_files }, { "foreign_bytes", stats->foreign_bytes },
         { "swept_files", stats->swept_files }, { "private_records_swept", stats->recovered_private },
-        { "freed_bytes", findings->freed_bytes }, { "alignment", stats->alignment } };
+        { "freed_bytes", findings->freed_bytes }, { "alignment", stats->alignment }, { "day_bytes", stats->day_bytes } };
     struct json_object *root = json_object_new_object();
     (void)json_object_object_add(root, "directory", json_object_new_string(options->directory));
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(numbers); i++)

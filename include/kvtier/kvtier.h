@@ -65,11 +65,14 @@ struct kvt_config {
     uint64_t host_bytes;        /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
     const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
     uint64_t nvme_bytes;        /* disk space, as du sees it */
+    uint64_t nvme_bytes_per_day; /* endurance: written to the disk in 24 hours at most, but for what live sequences would lose; 0: no limit */
     bool is_codec_off;          /* true: copies stay raw in every tier */
+    bool is_codec_tables_off;   /* true: copies are packed without tables of the channels' scales, which are learned from the
+                                   first few hundred tokens otherwise; copies that were packed with them are still read */
 
     const char *device_policy;  /* eviction; NULL: "lru" */
     const char *host_policy;    /* NULL: as device_policy */
-    const char *admission;      /* to nvme; NULL: "all" */
+    const char *admission;      /* to nvme; NULL: "budget" with nvme_bytes_per_day, otherwise "all" */
     enum kvt_prefetch prefetch;
 
     uint32_t sequences_max;     /* live at once; 0: 4096 */
@@ -160,7 +163,8 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, 
 /*
  * Cuts the sequence to `tokens` committed tokens; reserved ones go first. tail_tokens: the ids of the last
  * tokens % block_tokens tokens that are kept, NULL when that is 0. *ret_kept <= tokens: what every group can still serve;
- * the tokens from there on must be computed again. INVAL: longer than the sequence, or in a step.
+ * the tokens from there on must be computed again. When the device has no room for what a window needs again, the sequence
+ * is idle afterwards: resume brings it back. INVAL: longer than the sequence, or in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens,
                                                        const uint32_t *tail_tokens, uint64_t *ret_kept);
@@ -274,9 +278,12 @@ struct kvt_stats {
     uint64_t packed_blocks, raw_blocks; /* stashes from the device by form */
     uint64_t packed_bytes, packed_raw_bytes;   /* what they took, and would have taken raw */
     uint64_t host_raw_equivalent_bytes; /* raw bytes of what the host tier holds now */
+    uint64_t host_slot_bytes;           /* memory of the slots that hold it: used_bytes without the buffers of transfers */
     uint64_t store_raw_bytes, store_stored_bytes;  /* written: raw bytes of the blocks; record bytes with header and padding */
     uint64_t store_allocated_bytes, store_allocated_peak;  /* as du sees it */
     uint64_t store_records;
+    uint64_t store_written_bytes, store_day_bytes; /* to the device, all in all; in the last 24 hours, restarts included */
+    double store_write_amplification;   /* written over stored; 0: nothing was stored */
     uint64_t bookkeeping_bytes;         /* the core's tables, touched or not */
     uint64_t prefetched_blocks, demand_blocks;     /* fetches to the device by reason */
 };

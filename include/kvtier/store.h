@@ -57,6 +57,9 @@ struct kvt_store_config {
     uint64_t link_bytes_per_s; /* pacing for experiments; 0: none */
     uint32_t queue_depth;      /* ops in flight; 0: 256 */
     bool is_existing;          /* for tools: only a store that is there, with its last capacity; capacity_bytes is ignored */
+    uint64_t bytes_per_day;    /* endurance: the most that is written to the device in 24 hours, all in all; 0: no limit. Kept over restarts */
+    uint32_t queue_ms;         /* puts that wait for the disk take at most that long to write, as it was measured; 0: 2000 */
+    uint64_t held_bytes_max;   /* record bytes held at once; more holds fail, so that they cannot fill the store. 0: half the capacity */
     uint32_t record_bytes_max; /* the longest record there will be, when known: segments are made to hold several. 0: unknown */
 };
 
@@ -82,7 +85,8 @@ enum kvt_store_kind { KVT_STORE_PUT, KVT_STORE_GET };
 enum { KVT_STORE_GENERATION_ANY = 1 << 0, /* get: whatever generation the record has */
        KVT_STORE_PRIVATE = 1 << 1,        /* put: dies with this process; swept at the next open */
        KVT_STORE_URGENT = 1 << 2,         /* get: something waits for it, it goes before the others */
-       KVT_STORE_IN_PLACE = 1 << 3 };     /* put, get: the buffer is worth moving to and from the device without a copy: it lies in
+       KVT_STORE_NEEDED = 1 << 3,         /* put: goes even when bytes_per_day is used up */
+       KVT_STORE_IN_PLACE = 1 << 4 };     /* put, get: the buffer is worth moving to and from the device without a copy: it lies in
                                              huge pages, aligned to stats.alignment. Records of whole blocks of that size, large
                                              enough, are; all others are copied as without the flag */
 
@@ -110,6 +114,7 @@ struct kvt_store_op {
     uint32_t ret_length, ret_form, ret_tokens; /* get */
     uint64_t ret_generation;
     uint64_t ret_link_ns;  /* time on the disk */
+    uint64_t ret_number;   /* put: its number, in the order of acceptance; for kvt_store_wait_durable */
 
     /* The store's own while it owns the op. */
     struct kvt_store_op *next;
@@ -118,7 +123,8 @@ struct kvt_store_op {
 
 /*
  * Queues as many of the n ops as fit in the queues, from the first on, and returns how many; the others are untouched.
- * 0 for a put also means: paused after ENOSPC, or larger than can ever be stored (kvt_store_length_max).
+ * 0 for a put also means: paused after ENOSPC, the disk too slow, the day's budget used up, or larger than can ever be stored
+ * (kvt_store_length_max).
  */
 KVT_API uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *ops, uint32_t n);
 
@@ -171,7 +177,7 @@ struct kvt_store_found {
 KVT_API bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found);
 
 /*
- * Finds and holds: while it is held a record is not dropped to make room. Counted; false: no such record, or 65535 holds.
+ * Finds and holds: this is how hot keys are pinned. False also when config.held_bytes_max would be exceeded. While it is held a record is not dropped to make room. Counted; false: no such record, or 65535 holds.
  * What had to be dropped all the same (the disk failed, a reset) is told once by poll_lost, and its holds are gone.
  */
 KVT_API bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found);
@@ -180,6 +186,15 @@ KVT_API uint32_t kvt_store_poll_lost(struct kvt_store *store, struct kvt_store_n
 
 /* Returns when every put accepted before is on the device. IO: that could not be had, within 30 seconds. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_store_sync(struct kvt_store *store);
+
+/*
+ * The watermark: every put up to this number that came back OK is on the device (or was replaced, or has left since). It moves
+ * with sync and wait_durable, whoever called them: all who wait share one commit.
+ */
+KVT_API uint64_t kvt_store_watermark(struct kvt_store *store);
+
+/* Returns when the watermark has reached the number. IO: the device refused | BUSY: timeout_ns passed | INVAL: no such put yet. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number, uint64_t timeout_ns);
 
 /*
  * Forgets every record, durably; puts in flight are not published. IO: it could not be made durable; nothing is found in this
@@ -198,7 +213,7 @@ struct kvt_store_stats {
     uint64_t swept_files;      /* ours, left by a crash, removed at open */
     uint64_t records;          /* that can be found now */
     uint64_t live_bytes;       /* their record bytes, with header and padding */
-    uint64_t held_bytes;
+    uint64_t held_bytes, held_bytes_max;
     uint64_t segment_bytes, segments, segments_max;
     uint64_t puts, put_bytes, put_stored_bytes; /* came back OK; payload; with header and padding */
     uint64_t gets, get_bytes;
@@ -212,6 +227,11 @@ struct kvt_store_stats {
     uint64_t lost_records;     /* held ones that had to be dropped */
     uint64_t written_bytes;    /* to the device: records, moves, summaries; write amplification is this / put_bytes */
     uint64_t read_bytes, syncs;
+    double write_amplification;             /* written_bytes / put_bytes; 0: nothing was put */
+    uint64_t day_bytes, day_bytes_max;      /* written in the last 24 hours, restarts included; config.bytes_per_day */
+    uint64_t refused_wear, refused_slow;    /* puts, of those refused: over the day's budget; the disk would take too long */
+    uint64_t write_bytes_per_s;             /* as measured; 0: not yet */
+    uint64_t watermark;                     /* kvt_store_watermark */
     uint64_t recovered_records, recovered_private, recovered_bad; /* at open: found; private and dropped; failed a check */
     uint64_t index_bytes;
     const char *io_path;       /* "io_uring", "threads", ... */

@@ -12,7 +12,12 @@ enum kvt_plant {
     KVT_PLANT_STASH_BEFORE_WRITE, /* a stash does not wait for the kernel that writes the block */
     KVT_PLANT_FETCH_BEFORE_READ,  /* a fetch does not wait for the kernel that still reads the slot */
     KVT_PLANT_REUSE_BEFORE_STASH, /* a slot is given on while its stash is still to read it */
-    KVT_PLANT_STASH_BEFORE_FILL   /* a copy counts as filled when the transfer that fills it starts */
+    KVT_PLANT_STASH_BEFORE_FILL,  /* a copy counts as filled when the transfer that fills it starts */
+    KVT_PLANT_PACK_BEFORE_SAVE,   /* blocks are packed with a table that is not saved yet */
+    KVT_PLANT_DROPPED_UNPIN,      /* a block that gave its place to an equal one stays claimed after its step */
+    KVT_PLANT_FAILED_COPY,        /* a fetch that failed is taken for one that did not */
+    KVT_PLANT_SLOT_TWICE,         /* the slot of a fetch that failed is given back twice */
+    KVT_PLANT_MARK_GOES_BACK      /* a slot's mark is overwritten with an older one */
 };
 
 #ifndef KVT_PLANT

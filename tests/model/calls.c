@@ -72,7 +72,7 @@ static uint64_t digest(const struct world *world)
 static bool is_pristine(const struct world *world)
 {
     const struct kvt_core *core = &world->core;
-    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.failures > 0) return false;
+    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.given_up_blocks > 0 || core->counters.failures > 0) return false;
     if (core->counters.abandoned > 0 || world->config.blocks_max < 4096 || world->config.transfers_max < 64) return false;
     return !world->nvme || kvt_nvme_memory_dropped(world->nvme) == 0;
 }
@@ -272,6 +272,8 @@ static void compute_in_step(struct world *world, uint32_t i, uint32_t stream)
     compute(world, i, first, stream, is_snapshot);
     /* After a snapshot the live state stays as it is until the step ends. */
     if (n > first && !(is_at_boundary && first > 0)) compute(world, i, n - first, stream, is_snapshot);
+    /* The tables may name other slots now, of equal blocks. */
+    if (world_chance(world, 30)) world_launch_read(world, twin, stream);
 }
 
 /* A sequence that lost tokens is cut to what is left. */
@@ -300,7 +302,7 @@ static void note_loss(struct world *world, uint32_t i, uint64_t lost_from)
     world->losses++;
     WORLD_CHECK(world, lost_from <= twin->tokens, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
     WORLD_CHECK(world, lost_from % world->config.shape.block_tokens == 0, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
-    const bool may_lose = world->config.fail_per_million > 0 || world->config.is_losing || world->was_reset;
+    const bool may_lose = world->core.counters.given_up_blocks > 0 || world->config.fail_per_million > 0 || world->config.is_losing || world->was_reset;
     WORLD_CHECK(world, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i, (unsigned long long)lost_from);
 }
 
@@ -371,7 +373,7 @@ static void call_step(struct world *world)
         if (sequence->reserved == sequence->tokens && world_chance(world, 85)) {
             const enum kvt_room room = append(world, i, choose_append(world, i));
             /* An engine that finds no room sets somebody idle. */
-            if (room == KVT_ROOM_FULL && world_chance(world, 50)) call_idle(world);
+            if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
         }
         members[count++] = i;
     }
@@ -555,12 +557,13 @@ void calls_one(struct world *world)
     else if (draw < 54) call_fork(world);
     else if (draw < 60) call_truncate(world);
     else if (draw < 63) call_window(world);
-    else if (draw < 68) call_idle(world);
-    else if (draw < 74) call_resume(world);
+    else if (draw < 69) call_idle(world);
+    else if (draw < 77) call_resume(world);
     else if (draw < 79) call_finish(world);
     else if (draw < 82) call_expect(world);
     else if (draw < 83) { if (world_chance(world, 4)) call_reset(world); else call_bad(world); }
     else world_drift(world);
+    for (uint32_t n = world_below(world, 1 + world->config.haste); n > 0; n--) world_drift(world);
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
     if (world->is_traced) world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
     if (world->config.is_careful || world->operation % 16 == 0) world_verify(world);
@@ -604,6 +607,17 @@ static void describe(struct world *world, uint32_t s)
               sequence->mode, sequence->list, sequence->fetch.group, sequence->fetch.index, sequence->retries,
               (unsigned long long)sequence->tokens, (unsigned long long)sequence->reserved, world->core.transfers.in_flight,
               world->core.pools[0].free_count);
+    const struct kvt_host_pool *host = &world->core.host;
+    if (world->core.has_host)
+        world_say(world, "host: %llu slots used, %u chunks free, %u leaving, %u parked, %u quarantined, victim %d; %u refusals",
+                  (unsigned long long)host->used_slots, host->free_chunks, host->leaving, host->parked.count, host->quarantined,
+                  (int)host->policy_ops->victim(host->policy), world->core.nvme_refusals);
+    for (uint32_t b = 0; b < world->core.table.high_water; b++) {
+        const struct kvt_block *block = kvt_core_block(&world->core, b);
+        if (block->host_slot != KVT_NO_SLOT && kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY)
+            world_say(world, "  in host memory: block %u of group %u, %u bytes, refs %u, users %u, device %d, nvme %d", b, block->group,
+                      block->host_length, block->refs, block->users, kvt_copy_state(block, 0), kvt_copy_state(block, 2));
+    }
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         for (uint32_t i = 0; i < table->count; i++) {

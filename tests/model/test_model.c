@@ -4,6 +4,7 @@
  *     test_model              the seeds of the build's test
  *     test_model SEED         one seed, with its calls printed
  *     test_model SEED COUNT   that many seeds from SEED on, with a line of numbers
+ *     test_model SEED COUNT fails   the same, quietly: succeeds when one of them fails (the core has a bug on purpose)
  *
  * A seed that fails is shrunk: operations are left out by halves, quarters and so on, as long as it goes on failing.
  */
@@ -123,9 +124,15 @@ int main(int argc, char **argv)
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     const uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : SEEDS;
     const bool is_one = argc == 2;
+    const bool is_planted = argc > 3 && strcmp(argv[3], "fails") == 0;
+    world_is_quiet = is_planted;
     if (is_one) print_world(first);
     for (uint64_t seed = first; seed < first + count; seed++) {
         if (!fails(seed, OPERATIONS, NULL, is_one)) continue;
+        if (is_planted) {
+            (void)printf("seed %llu finds it: %s\n", (unsigned long long)seed, world_failure_text);
+            return 0;
+        }
         print_world(seed);
         if (!getenv("KVT_MODEL_NO_SHRINK")) shrink(seed);
         return 1;
@@ -136,5 +143,5 @@ int main(int argc, char **argv)
                  (unsigned long long)total.reads, (unsigned long long)total.rows, (unsigned long long)total.losses,
                  (unsigned long long)total.reused, (unsigned long long)total.pendings, (unsigned long long)total.dropped,
                  (unsigned long long)total.fetches, (unsigned long long)total.stashes);
-    return 0;
+    return is_planted ? 1 : 0;
 }

@@ -19,6 +19,7 @@
 jmp_buf *world_failed;
 bool world_is_quiet;
 uint32_t world_failure;
+char world_failure_text[512];
 
 static struct world *current; /* the one that a failing assertion speaks of */
 
@@ -36,6 +37,7 @@ void world_say(struct world *world, const char *format, ...)
 
 static void leave(struct world *world, const char *what)
 {
+    (void)snprintf(world_failure_text, sizeof world_failure_text, "%s", what);
     world_failure = 1;
     for (const char *at = what; *at; at++) {
         if (*at < '0' || *at > '9') world_failure = world_failure * 31 + (uint8_t)*at;
@@ -144,6 +146,7 @@ struct world_config world_config_of(uint64_t seed)
             config.deadline_ns = 200 * MS;
         }
     }
+    config.haste = kvt_rng_below(&rng, 3) ? (uint32_t)kvt_rng_below(&rng, 7) : 0;
     config.is_careful = config.pool_slots[0] <= 12 && config.host_chunks <= 2;
     return config;
 }
@@ -425,9 +428,9 @@ void world_drift(struct world *world)
         run_stream(world, world->engine_streams[world_below(world, WORLD_ENGINE_STREAMS)], 1 + world_below(world, 12));
         break;
     case 3:
-        kvt_gpu_emulated_gate(world->gpu, world_below(world, KVT_DEVICE_STREAMS), world_chance(world, 30));
+        kvt_gpu_emulated_gate(world->gpu, world_below(world, KVT_DEVICE_STREAMS), world_chance(world, 15));
         break;
-    case 4: case 5:
+    case 4: case 5: case 11:
         run_stream(world, world_below(world, KVT_DEVICE_STREAMS), 1 + world_below(world, 4));
         break;
     case 6: case 7: case 8:

@@ -38,6 +38,7 @@ struct world_config {
     bool is_losing;                      /* the store may lose held records */
     uint32_t fail_per_million, stuck_per_million;
     uint64_t deadline_ns;
+    uint32_t haste;                      /* how fast what runs by itself runs, beside calls */
     bool is_careful;                     /* verify after every operation */
 };
 
@@ -83,6 +84,7 @@ struct world {
 /* A place to go to when something does not hold; NULL: abort. */
 extern jmp_buf *world_failed;
 extern bool world_is_quiet;
+extern char world_failure_text[512];
 extern uint32_t world_failure; /* what did not hold, digits apart: two runs that fail alike have the same */
 
 struct world_config world_config_of(uint64_t seed);

@@ -197,7 +197,9 @@ static void b25_a_failed_fetch_turns_the_hit_into_a_miss_and_a_store_makes_it_a_
         else io_faulty_rate(w.image, IO_FAULTY_READ, faults[f], 1000000);
         assert_int_equal(world_create(&w, &text, TWO, false, &seq), TWO); /* found */
         const uint64_t reads_before = io_faulty_counters(w.image).reads;
+        const uint64_t failures_before = world_stats(&w).failures;
         assert_int_equal(check_what_is_left(&w, &text, seq), 0);          /* not there */
+        assert_true(world_stats(&w).failures <= failures_before + 4);
         assert_true(io_faulty_counters(w.image).reads <= reads_before + 4); /* at most one retry a block */
         world_finish(&w, seq, true);
         const uint64_t reads_after = io_faulty_counters(w.image).reads;

@@ -143,13 +143,15 @@ static void b05_what_lookup_found_is_held_until_it_is_used_or_let_go(void **stat
 }
 
 /* The source of a fetch is wanted by others, its owner is gone, and the fetch takes longer than any deadline. */
-static void source_reclaimed(bool is_overdue)
+static void source_reclaimed(bool is_overdue, bool has_full_disk)
 {
     struct world w;
     struct text text, other;
     kvt_seq seq;
     world_init(&w, 6, 4);
+    if (has_full_disk) world_add_disk(&w, 4, 4 * KVT_MIB);
     world_open(&w);
+    if (has_full_disk) io_faulty_rate(w.image, IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 1000000); /* nothing goes on from host memory */
     text_make(&text, 1, TWO);
     (void)world_serve(&w, &text);
     world_settle(&w);
@@ -188,8 +190,7 @@ static void source_reclaimed(bool is_overdue)
 static void b06_the_source_of_a_fetch_is_never_a_victim_before_its_end(void **state)
 {
     (void)state;
-    source_reclaimed(false);
-    source_reclaimed(true);
+    for (uint32_t i = 0; i < 4; i++) source_reclaimed(i % 2 != 0, i / 2 != 0);
 }
 
 /* The report's own case: device slot 0 goes to a host slot while a host slot comes to another device slot. */

@@ -33,16 +33,16 @@ static struct belongings belongings(void)
     return (struct belongings){ count_entries("/proc/self/fd"), count_entries("/proc/self/task"), kvt_table_bytes() };
 }
 
-/* A joined thread leaves /proc a moment later. */
+/* A joined thread leaves /proc a moment later: one may still be among those before, and some of those now may be about to go. */
 static void assert_same(struct belongings before)
 {
     struct belongings now = belongings();
-    for (uint32_t i = 0; i < 100000 && now.threads != before.threads; i++) {
+    for (uint32_t i = 0; i < 100000 && now.threads > before.threads; i++) {
         (void)sched_yield();
         now = belongings();
     }
     assert_int_equal(now.descriptors, before.descriptors);
-    assert_int_equal(now.threads, before.threads);
+    assert_true(now.threads <= before.threads);
     assert_int_equal(now.table_bytes, before.table_bytes);
 }
 
@@ -215,6 +215,8 @@ static void b53_extreme_but_possible_values_open(void **state)
 /* Each allocation of an open fails once. Returns how many there were. */
 static uint64_t fail_each_allocation(struct world *w)
 {
+    world_open(w); /* what a first thread brings with it (a sanitizer's own, say) is there from now on */
+    kvt_close(&w->runtime);
     const struct belongings before = belongings();
     uint64_t refused = 0;
     for (uint64_t n = 1;; n++) {
@@ -397,8 +399,8 @@ CHANGE(other_model, config->model = "another")
 CHANGE(no_model, config->model = NULL)
 CHANGE(other_dtype, config->shape.groups[0].dtype = KVT_DTYPE_FP16)
 CHANGE(other_block_tokens, config->shape.block_tokens = 8; config->device_bytes *= 2)
-CHANGE(other_rank, config->rank = 1; config->world = 2)
-CHANGE(other_world, config->world = 2)
+CHANGE(other_rank, config->rank = 1)
+CHANGE(other_world, config->world = 8)
 CHANGE(other_layout, config->shape.groups[0].kv_heads = 2; config->shape.groups[0].head_dim = 16)
 CHANGE(other_layers, config->shape.groups[0].layers = 4; config->shape.groups[0].planes = 1)
 CHANGE(other_secret, config->secret = "a secret"; config->secret_bytes = 8)
@@ -416,6 +418,7 @@ static void b15_what_changes_the_bytes_changes_the_name(void **state)
     kvt_seq seq;
     world_init(&w, 8, 8);
     world_add_disk(&w, 8, 4 * KVT_MIB);
+    w.config.world = 4;
     const struct kvt_config config = w.config;
     world_open(&w);
     text_make(&text, 1, TWO);

@@ -7,6 +7,7 @@
 #define KVT_TESTS_UNIT_STORE_BENCH_H
 
 #include <ftw.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -120,9 +120,33 @@ static void admission_policies_are_found_by_name(void **state)
     }
 }
 
+static bool budget_asks(uint64_t day_bytes, uint32_t uses)
+{
+    struct kvt_admission *admission = open_admission("budget", 1);
+    const struct kvt_admission_question question = { .key_hash = 1, .bytes = 10, .uses = uses, .day_bytes = day_bytes, .day_bytes_max = 1000 };
+    return kvt_admission_find("budget")->admits(admission, &question);
+}
+
+static void budget_wants_more_uses_the_less_is_left_of_the_day(void **state)
+{
+    (void)state;
+    const struct { uint64_t day_bytes; uint32_t uses; } least[] = { { 0, 1 }, { 499, 1 }, { 500, 2 }, { 749, 2 }, { 750, 3 }, { 874, 3 },
+                                                                    { 875, 4 }, { 990, 4 } };
+    for (size_t i = 0; i < sizeof least / sizeof least[0]; i++) {
+        assert_true(budget_asks(least[i].day_bytes, least[i].uses));
+        assert_false(budget_asks(least[i].day_bytes, least[i].uses - 1));
+    }
+    assert_false(budget_asks(991, 1000)); /* it would not fit */
+    assert_false(budget_asks(1000, 1000));
+    assert_false(budget_asks(UINT64_MAX, 1000));
+    struct kvt_admission *admission = open_admission("budget", 1);
+    assert_true(asks("budget", admission, 1)); /* there is no budget */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budget_wants_more_uses_the_less_is_left_of_the_day),
         cmocka_unit_test(what_a_live_sequence_holds_is_admitted_by_all),
         cmocka_unit_test(all_admits_everything),
         cmocka_unit_test(second_sight_admits_at_the_second_question),

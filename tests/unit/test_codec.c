@@ -492,6 +492,40 @@ static void a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_im
     bench_done(&b);
 }
 
+static void a_held_table_packs_only_once_it_was_imported_again(void **state)
+{
+    (void)state;
+    struct bench a, b;
+    bench_init(&a, &table_group, 16, 16);
+    bench_init(&b, &table_group, 16, 16);
+    kvt_codec_tables_hold(a.codec, true);
+    learn(&a);
+    fill_scaled(&a, 2);
+    const uint32_t before = pack(&a);
+    /* A codec without tables reads it: it names none. */
+    assert_true(before == 0 || unpack(&b, a.packed.bytes, before) == KVT_OK);
+
+    assert_int_equal(kvt_codec_tables_export(a.codec, NULL, 0), kvt_codec_tables_bytes(a.codec));
+    const size_t size = kvt_codec_tables_bytes(a.codec);
+    uint8_t *tables = malloc(size);
+    assert_int_equal(kvt_codec_tables_export(a.codec, tables, size), size);
+    assert_int_equal(kvt_codec_tables_import(a.codec, tables, size), KVT_OK);
+    assert_int_equal(kvt_codec_tables_count(a.codec), 1);
+    const uint32_t after = pack(&a);
+    assert_true(after > 0 && (before == 0 || after < before));
+    assert_int_equal(unpack(&b, a.packed.bytes, after), KVT_CORRUPT);
+
+    /* A held one that is new reads, and does not pack. */
+    kvt_codec_tables_hold(b.codec, true);
+    assert_int_equal(kvt_codec_tables_import(b.codec, tables, size), KVT_OK);
+    assert_int_equal(unpack(&b, a.packed.bytes, after), KVT_OK);
+    memcpy(b.source.bytes, a.source.bytes, a.source.size);
+    assert_int_equal(pack(&b), before);
+    free(tables);
+    bench_done(&a);
+    bench_done(&b);
+}
+
 static void a_base_is_the_mean_exponent_of_its_channel_zeros_left_out(void **state)
 {
     (void)state;
@@ -860,6 +894,7 @@ int main(void)
         cmocka_unit_test(a_block_of_another_token_count_is_refused),
         cmocka_unit_test(tables_are_off_until_asked_for_and_then_shrink_scaled_channels),
         cmocka_unit_test(a_block_packed_with_a_table_is_corrupt_without_it_and_exact_after_import),
+        cmocka_unit_test(a_held_table_packs_only_once_it_was_imported_again),
         cmocka_unit_test(a_base_is_the_mean_exponent_of_its_channel_zeros_left_out),
         cmocka_unit_test(learning_can_be_given_up_and_begun_again),
         cmocka_unit_test(tables_learned_from_other_tokens_do_not_open_a_block),

@@ -107,7 +107,7 @@ static void every_option_reaches_its_field(void **state)
     struct kvt_run_options options;
     char line[LINE_BYTES];
     assert_int_equal(parse("--trace t.jsonl --requests 500 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 48MiB --host 32MiB "
-                           "--nvme /a:b/c:6GiB --arrival trace --speed 200", &options, line), KVT_EXIT_OK);
+                           "--nvme /a:b/c:6GiB --nvme-writes-per-day 2GiB --arrival trace --speed 200", &options, line), KVT_EXIT_OK);
     assert_string_equal(options.workload.trace, "t.jsonl");
     assert_int_equal(options.workload.requests_max, 500);
     assert_int_equal(options.workload.block_tokens, 512);
@@ -116,6 +116,7 @@ static void every_option_reaches_its_field(void **state)
     assert_int_equal(options.host_bytes, 32 * KVT_MIB);
     assert_string_equal(options.nvme_path, "/a:b/c");
     assert_int_equal(options.nvme_bytes, 6 * KVT_GIB);
+    assert_int_equal(options.nvme_bytes_per_day, 2 * KVT_GIB);
     assert_int_equal(options.arrival, KVT_ARRIVAL_TRACE);
     assert_true(options.speed == 200);
 

@@ -307,6 +307,37 @@ static void one_wrong_byte_is_a_mismatch_with_its_place(void **state)
     world_done(&world);
 }
 
+/* Goal: all of a sequence is checked at its end, once. */
+static void a_sequence_is_checked_whole_at_its_end(void **state)
+{
+    (void)state;
+    struct world world = world_of("batch", 1);
+    world_run(&world);
+    assert_all_done(&world);
+    const uint64_t tokens = world.workload->requests[0].prompt_tokens + world.workload->requests[0].output_tokens;
+    assert_int_equal(world.checks.blocks_checked, (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    world_done(&world);
+}
+
+/* Goal: a wrong byte is found at the first step after its sequence was parked, not only at the end. */
+static void what_was_parked_is_checked_when_it_is_back(void **state)
+{
+    (void)state;
+    struct world world = world_of("batch", 12);
+    world.what.context_tokens = 500;
+    world.knobs.slots = 80;
+    world.knobs.is_flipped = true;
+    world.knobs.flip_block = 1;
+    world.knobs.flip_byte = 777;
+    world_run(&world);
+    assert_int_equal(world.result.outcome, KVT_OUTCOME_DONE);
+    assert_true(world.result.parked > 0);
+    assert_true(world.checks.mismatches >= 2);
+    assert_int_equal(world.checks.kept[0].block, 1);
+    assert_int_equal(world.checks.kept[0].offset, 777);
+    world_done(&world);
+}
+
 /* Goal: sampling checks fewer whole blocks than full, and off compares nothing. */
 static void sampling_checks_fewer_and_off_none(void **state)
 {
@@ -483,6 +514,8 @@ int main(void)
         cmocka_unit_test(lost_tokens_are_computed_again),
         cmocka_unit_test(a_request_larger_than_the_device_fails_alone),
         cmocka_unit_test(one_wrong_byte_is_a_mismatch_with_its_place),
+        cmocka_unit_test(a_sequence_is_checked_whole_at_its_end),
+        cmocka_unit_test(what_was_parked_is_checked_when_it_is_back),
         cmocka_unit_test(sampling_checks_fewer_and_off_none),
         cmocka_unit_test(reading_all_checks_whole_blocks_at_every_step),
         cmocka_unit_test(a_run_in_which_nothing_moves_ends_and_says_why),

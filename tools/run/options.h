@@ -24,6 +24,7 @@ struct kvt_run_options {
     uint64_t hbm_bytes, host_bytes; /* host 0: no such tier */
     char nvme_path[PATH_MAX];       /* "": no such tier */
     uint64_t nvme_bytes;
+    uint64_t nvme_bytes_per_day;    /* 0: no limit */
     enum kvt_device_kind device;
     const char *policy;             /* NULL: the default */
     enum kvt_prefetch prefetch;

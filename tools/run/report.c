@@ -53,6 +53,9 @@ struct kvt_report_memory kvt_report_memory(const struct kvt_report *report)
     if (run->paged_count > 0) {
         memory.sequences_paged = (uint64_t)((double)hbm_bytes / (run->paged_bytes_sum / (double)run->paged_count));
     }
+    for (uint32_t g = 0; g < report->shape->group_count; g++)
+        memory.working_set_bytes += kvt_group_bytes_per_token(&report->shape->groups[g]) * (run->tokens_computed - run->tokens_recomputed);
+    memory.fast_bytes = hbm_bytes + report->stats.tiers[KVT_TIER_HOST].capacity_bytes;
     if (run->used_ratio_count > 0) memory.used_over_allocated = run->used_ratio_sum / (double)run->used_ratio_count;
     return memory;
 }
@@ -157,12 +160,11 @@ static void put_steps(struct json_object *root, const struct kvt_report *report)
 static void put_stores(struct json_object *root, const struct kvt_report *report)
 {
     const struct kvt_stats *stats = &report->stats;
-    const struct kvt_tier_stats *host = &stats->tiers[KVT_TIER_HOST];
     if (report->has_host) {
         struct json_object *object = put_object(root, "host");
         put(object, "raw_equivalent_bytes", stats->host_raw_equivalent_bytes);
-        put(object, "used_bytes", host->used_bytes);
-        put_double(object, "ratio", kvt_report_ratio(stats->host_raw_equivalent_bytes, host->used_bytes));
+        put(object, "slot_bytes", stats->host_slot_bytes);
+        put_double(object, "ratio", kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->host_slot_bytes));
         put(object, "packed_blocks", stats->packed_blocks);
         put(object, "raw_blocks", stats->raw_blocks);
         put_double(object, "packed_ratio", kvt_report_ratio(stats->packed_raw_bytes, stats->packed_bytes));
@@ -172,6 +174,9 @@ static void put_stores(struct json_object *root, const struct kvt_report *report
     put(store, "stored_bytes", stats->store_stored_bytes);
     put_double(store, "ratio", kvt_report_ratio(stats->store_raw_bytes, stats->store_stored_bytes));
     put(store, "records", stats->store_records);
+    put(store, "written_bytes", stats->store_written_bytes);
+    put_double(store, "write_amplification", stats->store_write_amplification);
+    put(store, "day_bytes", stats->store_day_bytes);
     put(store, "allocated_bytes", stats->store_allocated_bytes);
     put(store, "allocated_bytes_peak", stats->store_allocated_peak);
     put(store, "du_bytes", report->du_bytes);
@@ -183,6 +188,8 @@ static void put_memory(struct json_object *root, const struct kvt_report *report
     const struct kvt_report_memory memory = kvt_report_memory(report);
     struct json_object *object = put_object(root, "memory");
     put_double(object, "used_over_allocated", memory.used_over_allocated);
+    put(object, "working_set_bytes", memory.working_set_bytes);
+    put_double(object, "working_set_over_hbm_and_host", kvt_report_ratio(memory.working_set_bytes, memory.fast_bytes));
     struct json_object *baseline = put_object(object, "contiguous_baseline");
     put(baseline, "sequences_paged", memory.sequences_paged);
     put(baseline, "sequences_contiguous", memory.sequences_contiguous);
@@ -275,7 +282,7 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
     const struct kvt_stats *stats = &report->stats;
     if (report->has_host) {
         (void)fprintf(stream, "  host        holds %.2f times what raw slots would\n",
-                      kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->tiers[KVT_TIER_HOST].used_bytes));
+                      kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->host_slot_bytes));
     }
     if (report->has_store) {
         (void)fprintf(stream, "  store       %s of blocks in %s of records, %.2f times less; %s by du, %.2f times less\n",
@@ -284,6 +291,8 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
                       kvt_format_bytes(report->du_bytes).text, kvt_report_ratio(store_raw_held(report), report->du_bytes));
     }
     const struct kvt_report_memory memory = kvt_report_memory(report);
+    (void)fprintf(stream, "  working set %s of KV, %.1f times HBM and host together\n", kvt_format_bytes(memory.working_set_bytes).text,
+                  kvt_report_ratio(memory.working_set_bytes, memory.fast_bytes));
     (void)fprintf(stream, "  memory      %.1f %% of the allocated device KV is in use\n", 100 * memory.used_over_allocated);
     (void)fprintf(stream, "  at once     %s sequences fit in this HBM paged; %s would with %s tokens preallocated for each\n",
                   kvt_format_count(memory.sequences_paged).text, kvt_format_count(memory.sequences_contiguous).text,

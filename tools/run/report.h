@@ -32,6 +32,8 @@ struct kvt_report {
 /* What a run did to memory, beside what contiguous preallocation would have done with the same HBM. */
 struct kvt_report_memory {
     double used_over_allocated;     /* mean over the run's samples; 0 without any */
+    uint64_t working_set_bytes;     /* raw KV of every token that was computed, once */
+    uint64_t fast_bytes;            /* capacity of HBM and host together */
     uint64_t max_length_tokens;     /* longest context of the workload */
     uint64_t sequences_contiguous;  /* that fit at once when each reserves that much in every layer */
     uint64_t sequences_paged;       /* that fit at once at what sequences claimed when their turns ended, nothing shared */

@@ -13,7 +13,7 @@ enum { EXPECT_MAX = 256, STATS_EVERY = 8 };
 
 #define WAIT_SLICE_NS       UINT64_C(100000000)   /* how late a signal is seen at most */
 #define PATIENCE_DEFAULT_NS UINT64_C(5000000000)
-#define GIVE_UP_DEFAULT_NS  UINT64_C(1000000000)
+#define GIVE_UP_DEFAULT_NS  UINT64_C(5000000000)
 #define STUCK_DEFAULT_NS    UINT64_C(60000000000)
 #define EXPECT_EVERY_NS     UINT64_C(5000000)
 #define INTERRUPT_GRACE_NS  UINT64_C(500000000)   /* a step that is running when a signal comes gets so long to end */

@@ -20,7 +20,10 @@ static void tell_news(struct kvt_store *store)
     const bool has_news = store->has_news;
     store->has_news = false;
     if (has_news) {
-        if (store->done.head) (void)eventfd_write(store->event, 1);
+        if (store->done.head && !store->is_event_set) {
+            (void)eventfd_write(store->event, 1);
+            store->is_event_set = true;
+        }
         (void)pthread_cond_broadcast(&store->changed);
     }
     pthread_mutex_unlock(&store->lock);
@@ -45,28 +48,91 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
     return store->has_moved;
 }
 
+/* ---- Who drives ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * One thread at a time runs steps. It is the I/O thread, unless a caller blocks: then the caller drives, for as long as it waits,
+ * because two threads that wake each other for every batch cost more than the work on a busy machine. When the caller has
+ * left, the I/O thread goes on after a moment: a caller that waits again at once finds the turn free.
+ */
+#define GRACE_NS 500000u
+#define LOOK_NS_MAX 2000000u /* between two looks at callers that come and go */
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Under the lock. False: the time has come. */
+static bool wait_on(struct kvt_store *store, pthread_cond_t *condition, uint64_t until_ns)
+{
+    const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u) };
+    return pthread_cond_timedwait(condition, &store->lock, &until) != ETIMEDOUT;
+}
+
+/* Under the lock, which it gives back meanwhile. A step, and if there was nothing to do and nobody asked, one that sleeps. */
+static bool drive_round(struct kvt_store *store, uint64_t sleep_ns)
+{
+    KVT_ASSERT(!store->is_driven);
+    store->is_driven = true;
+    store->has_requests = false;
+    pthread_mutex_unlock(&store->lock);
+    bool has_moved = step(store, 0);
+    pthread_mutex_lock(&store->lock);
+    if (!has_moved && !store->has_requests && sleep_ns > 0) {
+        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
+        store->is_asleep = true;
+        pthread_mutex_unlock(&store->lock);
+        has_moved = step(store, sleep_ns);
+        pthread_mutex_lock(&store->lock);
+        store->is_asleep = false;
+    }
+    store->is_driven = false;
+    return has_moved;
+}
+
+/* Under the lock. Returns when it is the I/O thread's turn. */
+static void await_turn(struct kvt_store *store)
+{
+    uint64_t stint = store->stint - 1, look_ns = GRACE_NS;
+    while (!store->is_stopping) {
+        const uint64_t now = monotonic_ns();
+        if (!store->is_driven) {
+            if (now >= store->thread_after_ns) return;
+            (void)wait_on(store, &store->turn, store->thread_after_ns);
+        } else if (stint != store->stint) {
+            stint = store->stint; /* a caller that comes and goes: it is cheaper to look again than to be woken each time */
+            (void)wait_on(store, &store->turn, now + look_ns);
+            look_ns = kvt_min_u64(2 * look_ns, LOOK_NS_MAX);
+        } else {
+            store->is_dozing = true;
+            (void)pthread_cond_wait(&store->turn, &store->lock);
+            store->is_dozing = false;
+        }
+    }
+}
+
 static void *run(void *user)
 {
     enum { IDLE_NS = 100000000 };
     struct kvt_store *store = user;
+    pthread_mutex_lock(&store->lock);
     for (;;) {
-        pthread_mutex_lock(&store->lock);
-        store->has_requests = false;
-        pthread_mutex_unlock(&store->lock);
-        if (step(store, 0)) continue;
-        pthread_mutex_lock(&store->lock);
-        const bool is_stopping = store->is_stopping;
-        store->is_asleep = !store->has_requests;
-        const bool may_sleep = store->is_asleep;
-        pthread_mutex_unlock(&store->lock);
-        if (is_stopping) return NULL;
-        if (!may_sleep) continue;
-        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
-        (void)step(store, IDLE_NS);
-        pthread_mutex_lock(&store->lock);
-        store->is_asleep = false;
-        pthread_mutex_unlock(&store->lock);
+        await_turn(store);
+        store->is_thread_driving = true;
+        const bool has_moved = drive_round(store, store->is_stopping || store->callers_waiting > 0 ? 0 : IDLE_NS);
+        store->is_thread_driving = false;
+        if (!has_moved && store->is_stopping) break;
+        if (store->callers_waiting == 0) continue;
+        store->thread_after_ns = monotonic_ns() + GRACE_NS;
+        (void)pthread_cond_broadcast(&store->changed);
+        /* One of them takes the turn, or it is this thread's again after the moment. */
+        (void)wait_on(store, &store->turn, store->thread_after_ns);
     }
+    pthread_mutex_unlock(&store->lock);
+    return NULL;
 }
 
 /* Under the lock; gives it back. The I/O thread looks at the queues again. */
@@ -92,14 +158,8 @@ static void drive(struct kvt_store *store)
 struct patience {
     uint64_t deadline_ns; /* CLOCK_MONOTONIC */
     uint32_t idle_rounds;
+    bool has_driven;
 };
-
-static uint64_t monotonic_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static struct patience patience_for(uint64_t timeout_ns)
 {
@@ -107,20 +167,51 @@ static struct patience patience_for(uint64_t timeout_ns)
     return (struct patience){ .deadline_ns = timeout_ns > UINT64_MAX / 2 ? UINT64_MAX / 2 : now + timeout_ns };
 }
 
+/* Under the lock. The turn is somebody else's: asks for it, and returns when it may be free or something happened. */
+static bool wait_for_turn(struct kvt_store *store, const struct patience *patience)
+{
+    store->callers_waiting++;
+    if (store->is_thread_driving) { /* a caller that drives keeps its turn */
+        store->has_requests = true;
+        if (store->is_asleep) store->io->ops->kick(store->io);
+        store->is_asleep = false;
+    }
+    const bool is_in_time = wait_on(store, &store->changed, patience->deadline_ns);
+    store->callers_waiting--;
+    return is_in_time;
+}
+
 /* Under the lock. Returns after something may have changed; false: patience is at its end. */
 static bool wait_for_change(struct kvt_store *store, struct patience *patience)
 {
-    enum { IDLE_ROUNDS_MAX = 2000, STEP_NS = 1000000 };
+    enum { IDLE_ROUNDS_MAX = 2000, STEP_NS = 1000000, SLEEP_NS = 100000000 };
     if (store->has_thread) {
-        const struct timespec until = { .tv_sec = (time_t)(patience->deadline_ns / 1000000000u),
-                                        .tv_nsec = (long)(patience->deadline_ns % 1000000000u) };
-        return pthread_cond_timedwait(&store->changed, &store->lock, &until) != ETIMEDOUT;
+        /* Whoever is told by a callback has a thread of its own to keep free. */
+        if (store->wake) return wait_on(store, &store->changed, patience->deadline_ns);
+        if (store->is_driven) return wait_for_turn(store, patience);
+        const uint64_t now = monotonic_ns();
+        if (now >= patience->deadline_ns) return false;
+        patience->has_driven = true;
+        (void)drive_round(store, kvt_min_u64(patience->deadline_ns - now, SLEEP_NS));
+        return true;
     }
     pthread_mutex_unlock(&store->lock);
     const bool has_moved = step(store, STEP_NS);
     pthread_mutex_lock(&store->lock);
     patience->idle_rounds = has_moved ? 0 : patience->idle_rounds + 1;
     return patience->idle_rounds <= IDLE_ROUNDS_MAX;
+}
+
+/* Under the lock; gives it back. The end of a call that waited: somebody else drives. */
+static void unlock_after_wait(struct kvt_store *store, const struct patience *patience)
+{
+    if (patience->has_driven) {
+        store->stint++;
+        store->thread_after_ns = monotonic_ns() + GRACE_NS;
+        if (store->is_dozing) (void)pthread_cond_signal(&store->turn);
+        if (store->callers_waiting > 0) (void)pthread_cond_broadcast(&store->changed);
+    }
+    pthread_mutex_unlock(&store->lock);
 }
 
 /* ---- Open and close ------------------------------------------------------------------------------------------------- */
@@ -154,6 +245,7 @@ static enum kvt_status init_lock(struct kvt_store *store)
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&store->lock, NULL);
     (void)pthread_cond_init(&store->changed, &attributes);
+    (void)pthread_cond_init(&store->turn, &attributes);
     (void)pthread_condattr_destroy(&attributes);
     return KVT_OK;
 }
@@ -246,6 +338,7 @@ static void close_parts(struct kvt_store *store)
     if (store->event >= 0) (void)close(store->event);
     kvt_store_directory_close(store);
     kvt_free(store->path);
+    (void)pthread_cond_destroy(&store->turn);
     (void)pthread_cond_destroy(&store->changed);
     (void)pthread_mutex_destroy(&store->lock);
     kvt_free(store);
@@ -307,6 +400,8 @@ static void abandon_ops(struct kvt_store *store)
         if (store->get_slots[i].op) store->get_slots[i].op->status = KVT_SHUTDOWN;
     if (store->big) store->big->status = KVT_SHUTDOWN;
     if (store->seal) kvt_seal_abandon(store->seal);
+    for (uint32_t i = 0; i < store->in_place_put_count; i++)
+        if (store->in_place_puts[i].op) store->in_place_puts[i].op->status = KVT_SHUTDOWN;
     for (uint32_t e = 0; e < store->extent_count; e++)
         for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
             store->extents[e].ops[i]->status = KVT_SHUTDOWN;
@@ -323,12 +418,13 @@ void kvt_store_close(struct kvt_store **store_pointer)
     pthread_mutex_lock(&store->lock);
     while (store->ops_unfinished > 0 && wait_for_change(store, &patience)) {}
     const bool is_drained = store->ops_unfinished == 0;
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     if (is_drained && kvt_store_sync(store) != KVT_OK)
         kvt_log(&store->env, KVT_LOG_WARN, "%s: the last records could not be made durable", store->path);
     if (store->has_thread) {
         pthread_mutex_lock(&store->lock);
         store->is_stopping = true;
+        (void)pthread_cond_signal(&store->turn);
         unlock_and_kick(store);
         (void)pthread_join(store->thread, NULL);
     }
@@ -432,9 +528,10 @@ uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done,
     }
     KVT_ASSERT(store->ops_outstanding >= count);
     store->ops_outstanding -= count;
-    if (!store->done.head) {
+    if (!store->done.head && store->is_event_set) {
         eventfd_t ignored;
         (void)eventfd_read(store->event, &ignored);
+        store->is_event_set = false;
     }
     pthread_mutex_unlock(&store->lock);
     return count;
@@ -449,7 +546,7 @@ bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
     pthread_mutex_lock(&store->lock);
     while (!store->done.head && wait_for_change(store, &patience)) {}
     const bool has_something = store->done.head != NULL;
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return has_something;
 }
 
@@ -547,14 +644,13 @@ static enum kvt_status sync_run(struct kvt_store *store, struct patience *patien
     return store->sync_failed >= target ? KVT_IO : KVT_OK;
 }
 
-static enum kvt_status sync_locked(struct kvt_store *store)
+static enum kvt_status sync_locked(struct kvt_store *store, struct patience *patience)
 {
-    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const uint64_t target = kvt_store_want_commit(store);
     unlock_and_kick(store);
     pthread_mutex_lock(&store->lock);
     while (store->commit.finished < target)
-        if (!wait_for_change(store, &patience)) return KVT_IO;
+        if (!wait_for_change(store, patience)) return KVT_IO;
     return store->commit.failed >= target ? KVT_IO : KVT_OK;
 }
 
@@ -586,15 +682,16 @@ enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number,
     struct patience patience = patience_for(timeout_ns);
     pthread_mutex_lock(&store->lock);
     const enum kvt_status status = wait_durable_locked(store, number, &patience);
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
 enum kvt_status kvt_store_sync(struct kvt_store *store)
 {
+    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
-    const enum kvt_status status = sync_locked(store);
-    pthread_mutex_unlock(&store->lock);
+    const enum kvt_status status = sync_locked(store, &patience);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
@@ -608,7 +705,7 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
         if (store->index.entries[i].state == KVT_ENTRY_LIVE) kvt_store_entry_drop(store, &store->index.entries[i]);
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const enum kvt_status status = sync_run(store, &patience);
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
@@ -620,8 +717,10 @@ enum kvt_status kvt_store_compact(struct kvt_store *store)
     unlock_and_kick(store);
     pthread_mutex_lock(&store->lock);
     while (store->is_compacting && wait_for_change(store, &patience)) {}
-    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store);
-    pthread_mutex_unlock(&store->lock);
+    struct patience sync_patience = patience_for(KVT_STORE_DEADLINE_NS);
+    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store, &sync_patience);
+    patience.has_driven |= sync_patience.has_driven;
+    unlock_after_wait(store, &patience);
     return status;
 }
 

@@ -548,7 +548,7 @@ static const uint8_t *walk_at(struct walk *walk, uint64_t offset, uint32_t *ret_
 static bool walk_payload_is_good(struct walk *walk, const struct kvt_record_header *header)
 {
     uint32_t crc = 0;
-    uint64_t at = header->offset + sizeof *header;
+    uint64_t at = header->offset + kvt_store_payload_at(header->length, walk->store->alignment);
     for (uint32_t left = header->length; left > 0;) {
         uint32_t size;
         const uint8_t *bytes = walk_at(walk, at, &size);

@@ -16,6 +16,7 @@
  *         store_read.c   gets
  *         store_in_place.c  puts without a copy
  *         store_commit.c  group commit: which puts are durable
+ *         store_stripes.c  several directories, each a store, behind one handle
  *         store_seal.c   encryption: an op of the caller becomes an inner one
  *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
@@ -34,6 +35,7 @@
 #include "tiers/store_index.h"
 #include "tiers/store_pace.h"
 #include "tiers/store_seal.h"
+#include "tiers/store_stripes.h"
 #include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
@@ -196,6 +198,8 @@ struct kvt_kept { struct kvt_name name; uint64_t offset; uint32_t stored; };
 enum kvt_syncer_stage { KVT_SYNCER_IDLE, KVT_SYNCER_SUPER_WRITE, KVT_SYNCER_SUPER_SYNC, KVT_SYNCER_SEGMENTS };
 
 struct kvt_store {
+    struct kvt_stripes *stripes; /* several directories: then there is nothing else in here */
+    bool is_member;              /* one of them: puts are numbered by the stripes */
     /* Fixed at open. */
     struct kvt_env env;
     char *path;
@@ -391,6 +395,8 @@ uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
 /* Asks for a run that begins after now; returns its number. Under the lock. */
 uint64_t kvt_store_want_commit(struct kvt_store *store);
 void kvt_store_commit_step(struct kvt_store *store);
+/* store.c: has a commit begun that covers the put; does not wait. */
+void kvt_store_commit_begin(struct kvt_store *store, uint64_t number);
 
 /* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
 

@@ -42,6 +42,7 @@
 #define KVT_STORE_EXTENTS_MAX   16
 #define KVT_STORE_EXTENT_OPS    256 /* puts that end or begin in one extent */
 #define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
+#define KVT_STORE_SCANS_MAX     32  /* reads in flight at open */
 #define KVT_STORE_GETS_MAX      64  /* being read at once */
 #define KVT_STORE_READ_UNIT     16384u
 #define KVT_STORE_COLLECT_MAX   32  /* completions taken at a time */
@@ -297,6 +298,8 @@ struct kvt_store {
     struct kvt_summary_entry *summaries[2];
     bool is_summary_taken[2];
     struct kvt_store_io header_io;
+    bool is_silent;                 /* at open: the disk did not answer */
+    struct kvt_store_io scan_io[KVT_STORE_SCANS_MAX]; /* at open only */
     uint32_t header_segment, header_tries;
     struct kvt_store_op *big;       /* a put larger than an extent, being placed */
     uint64_t big_at;
@@ -342,6 +345,10 @@ void kvt_store_io_pump(struct kvt_store *store);
 void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns);
 /* Does one op and waits for it; before the thread starts. Returns errno, ETIME when it did not come back. */
 int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size);
+
+/* Waits until these have come back; before the thread starts. False: the disk does not answer. */
+bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios, uint32_t count);
+void kvt_store_io_nothing(struct kvt_store *store, struct kvt_store_io *io); /* a completion that does nothing */
 
 KVT_NODISCARD enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes);
 void kvt_store_memory_done(struct kvt_store *store);

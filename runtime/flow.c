@@ -6,6 +6,7 @@
 #include "runtime/residency.h"
 
 #define POLL_BATCH        64
+#define FAILURES_MAX      8
 #define STORE_RETRY_NS    (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
@@ -360,7 +361,9 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         if (op->status != KVT_OK) {
             core->counters.failures++;
             core->nvme_refusals++;
-            if (op->status == KVT_FULL || core->nvme_refusals > 2) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
+            /* A disk that keeps failing is asked less often for what must not be dropped, so that waiting for it can end. */
+            const bool is_failing = block->refs > 0 && core->nvme_refusals >= FAILURES_MAX;
+            if (op->status == KVT_FULL || is_failing) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
         }
     }
     kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);

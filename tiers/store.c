@@ -20,7 +20,10 @@ static void tell_news(struct kvt_store *store)
     const bool has_news = store->has_news;
     store->has_news = false;
     if (has_news) {
-        if (store->done.head) (void)eventfd_write(store->event, 1);
+        if (store->done.head && !store->is_event_set) {
+            (void)eventfd_write(store->event, 1);
+            store->is_event_set = true;
+        }
         (void)pthread_cond_broadcast(&store->changed);
     }
     pthread_mutex_unlock(&store->lock);
@@ -45,28 +48,91 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
     return store->has_moved;
 }
 
+/* ---- Who drives ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * One thread at a time runs steps. It is the I/O thread, unless a caller blocks: then the caller drives, for as long as it waits,
+ * because two threads that wake each other for every batch cost more than the work on a busy machine. When the caller has
+ * left, the I/O thread goes on after a moment: a caller that waits again at once finds the turn free.
+ */
+#define GRACE_NS 500000u
+#define LOOK_NS_MAX 2000000u /* between two looks at callers that come and go */
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Under the lock. False: the time has come. */
+static bool wait_on(struct kvt_store *store, pthread_cond_t *condition, uint64_t until_ns)
+{
+    const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u) };
+    return pthread_cond_timedwait(condition, &store->lock, &until) != ETIMEDOUT;
+}
+
+/* Under the lock, which it gives back meanwhile. A step, and if there was nothing to do and nobody asked, one that sleeps. */
+static bool drive_round(struct kvt_store *store, uint64_t sleep_ns)
+{
+    KVT_ASSERT(!store->is_driven);
+    store->is_driven = true;
+    store->has_requests = false;
+    pthread_mutex_unlock(&store->lock);
+    bool has_moved = step(store, 0);
+    pthread_mutex_lock(&store->lock);
+    if (!has_moved && !store->has_requests && sleep_ns > 0) {
+        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
+        store->is_asleep = true;
+        pthread_mutex_unlock(&store->lock);
+        has_moved = step(store, sleep_ns);
+        pthread_mutex_lock(&store->lock);
+        store->is_asleep = false;
+    }
+    store->is_driven = false;
+    return has_moved;
+}
+
+/* Under the lock. Returns when it is the I/O thread's turn. */
+static void await_turn(struct kvt_store *store)
+{
+    uint64_t stint = store->stint - 1, look_ns = GRACE_NS;
+    while (!store->is_stopping) {
+        const uint64_t now = monotonic_ns();
+        if (!store->is_driven) {
+            if (now >= store->thread_after_ns) return;
+            (void)wait_on(store, &store->turn, store->thread_after_ns);
+        } else if (stint != store->stint) {
+            stint = store->stint; /* a caller that comes and goes: it is cheaper to look again than to be woken each time */
+            (void)wait_on(store, &store->turn, now + look_ns);
+            look_ns = kvt_min_u64(2 * look_ns, LOOK_NS_MAX);
+        } else {
+            store->is_dozing = true;
+            (void)pthread_cond_wait(&store->turn, &store->lock);
+            store->is_dozing = false;
+        }
+    }
+}
+
 static void *run(void *user)
 {
     enum { IDLE_NS = 100000000 };
     struct kvt_store *store = user;
+    pthread_mutex_lock(&store->lock);
     for (;;) {
-        pthread_mutex_lock(&store->lock);
-        store->has_requests = false;
-        pthread_mutex_unlock(&store->lock);
-        if (step(store, 0)) continue;
-        pthread_mutex_lock(&store->lock);
-        const bool is_stopping = store->is_stopping;
-        store->is_asleep = !store->has_requests;
-        const bool may_sleep = store->is_asleep;
-        pthread_mutex_unlock(&store->lock);
-        if (is_stopping) return NULL;
-        if (!may_sleep) continue;
-        /* A request from here on finds is_asleep and kicks; the kick is kept until this poll. */
-        (void)step(store, IDLE_NS);
-        pthread_mutex_lock(&store->lock);
-        store->is_asleep = false;
-        pthread_mutex_unlock(&store->lock);
+        await_turn(store);
+        store->is_thread_driving = true;
+        const bool has_moved = drive_round(store, store->is_stopping || store->callers_waiting > 0 ? 0 : IDLE_NS);
+        store->is_thread_driving = false;
+        if (!has_moved && store->is_stopping) break;
+        if (store->callers_waiting == 0) continue;
+        store->thread_after_ns = monotonic_ns() + GRACE_NS;
+        (void)pthread_cond_broadcast(&store->changed);
+        /* One of them takes the turn, or it is this thread's again after the moment. */
+        (void)wait_on(store, &store->turn, store->thread_after_ns);
     }
+    pthread_mutex_unlock(&store->lock);
+    return NULL;
 }
 
 /* Under the lock; gives it back. The I/O thread looks at the queues again. */
@@ -92,14 +158,8 @@ static void drive(struct kvt_store *store)
 struct patience {
     uint64_t deadline_ns; /* CLOCK_MONOTONIC */
     uint32_t idle_rounds;
+    bool has_driven;
 };
-
-static uint64_t monotonic_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static struct patience patience_for(uint64_t timeout_ns)
 {
@@ -107,20 +167,51 @@ static struct patience patience_for(uint64_t timeout_ns)
     return (struct patience){ .deadline_ns = timeout_ns > UINT64_MAX / 2 ? UINT64_MAX / 2 : now + timeout_ns };
 }
 
+/* Under the lock. The turn is somebody else's: asks for it, and returns when it may be free or something happened. */
+static bool wait_for_turn(struct kvt_store *store, const struct patience *patience)
+{
+    store->callers_waiting++;
+    if (store->is_thread_driving) { /* a caller that drives keeps its turn */
+        store->has_requests = true;
+        if (store->is_asleep) store->io->ops->kick(store->io);
+        store->is_asleep = false;
+    }
+    const bool is_in_time = wait_on(store, &store->changed, patience->deadline_ns);
+    store->callers_waiting--;
+    return is_in_time;
+}
+
 /* Under the lock. Returns after something may have changed; false: patience is at its end. */
 static bool wait_for_change(struct kvt_store *store, struct patience *patience)
 {
-    enum { IDLE_ROUNDS_MAX = 2000, STEP_NS = 1000000 };
+    enum { IDLE_ROUNDS_MAX = 2000, STEP_NS = 1000000, SLEEP_NS = 100000000 };
     if (store->has_thread) {
-        const struct timespec until = { .tv_sec = (time_t)(patience->deadline_ns / 1000000000u),
-                                        .tv_nsec = (long)(patience->deadline_ns % 1000000000u) };
-        return pthread_cond_timedwait(&store->changed, &store->lock, &until) != ETIMEDOUT;
+        /* Whoever is told by a callback has a thread of its own to keep free. */
+        if (store->wake) return wait_on(store, &store->changed, patience->deadline_ns);
+        if (store->is_driven) return wait_for_turn(store, patience);
+        const uint64_t now = monotonic_ns();
+        if (now >= patience->deadline_ns) return false;
+        patience->has_driven = true;
+        (void)drive_round(store, kvt_min_u64(patience->deadline_ns - now, SLEEP_NS));
+        return true;
     }
     pthread_mutex_unlock(&store->lock);
     const bool has_moved = step(store, STEP_NS);
     pthread_mutex_lock(&store->lock);
     patience->idle_rounds = has_moved ? 0 : patience->idle_rounds + 1;
     return patience->idle_rounds <= IDLE_ROUNDS_MAX;
+}
+
+/* Under the lock; gives it back. The end of a call that waited: somebody else drives. */
+static void unlock_after_wait(struct kvt_store *store, const struct patience *patience)
+{
+    if (patience->has_driven) {
+        store->stint++;
+        store->thread_after_ns = monotonic_ns() + GRACE_NS;
+        if (store->is_dozing) (void)pthread_cond_signal(&store->turn);
+        if (store->callers_waiting > 0) (void)pthread_cond_broadcast(&store->changed);
+    }
+    pthread_mutex_unlock(&store->lock);
 }
 
 /* ---- Open and close ------------------------------------------------------------------------------------------------- */
@@ -154,6 +245,7 @@ static enum kvt_status init_lock(struct kvt_store *store)
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&store->lock, NULL);
     (void)pthread_cond_init(&store->changed, &attributes);
+    (void)pthread_cond_init(&store->turn, &attributes);
     (void)pthread_condattr_destroy(&attributes);
     return KVT_OK;
 }
@@ -246,6 +338,7 @@ static void close_parts(struct kvt_store *store)
     if (store->event >= 0) (void)close(store->event);
     kvt_store_directory_close(store);
     kvt_free(store->path);
+    (void)pthread_cond_destroy(&store->turn);
     (void)pthread_cond_destroy(&store->changed);
     (void)pthread_mutex_destroy(&store->lock);
     kvt_free(store);
@@ -258,6 +351,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
     if (ret_error && error_bytes > 0) ret_error[0] = '\0';
     KVT_TRY(check_config(config, error));
+    if (config->path_count > 0) return kvt_stripes_open(config, env, more, ret_store, ret_error, error_bytes);
     struct kvt_store *store = kvt_alloc(1, sizeof *store);
     if (!store) return kvt_store_refuse(error, KVT_NOMEM, "out of memory");
     store->env = env ? *env : kvt_env_default();
@@ -307,6 +401,8 @@ static void abandon_ops(struct kvt_store *store)
         if (store->get_slots[i].op) store->get_slots[i].op->status = KVT_SHUTDOWN;
     if (store->big) store->big->status = KVT_SHUTDOWN;
     if (store->seal) kvt_seal_abandon(store->seal);
+    for (uint32_t i = 0; i < store->in_place_put_count; i++)
+        if (store->in_place_puts[i].op) store->in_place_puts[i].op->status = KVT_SHUTDOWN;
     for (uint32_t e = 0; e < store->extent_count; e++)
         for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
             store->extents[e].ops[i]->status = KVT_SHUTDOWN;
@@ -314,6 +410,10 @@ static void abandon_ops(struct kvt_store *store)
 
 void kvt_store_close(struct kvt_store **store_pointer)
 {
+    if (*store_pointer && (*store_pointer)->stripes) {
+        kvt_stripes_close(store_pointer);
+        return;
+    }
     struct kvt_store *store = *store_pointer;
     if (!store) return;
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
@@ -323,12 +423,13 @@ void kvt_store_close(struct kvt_store **store_pointer)
     pthread_mutex_lock(&store->lock);
     while (store->ops_unfinished > 0 && wait_for_change(store, &patience)) {}
     const bool is_drained = store->ops_unfinished == 0;
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     if (is_drained && kvt_store_sync(store) != KVT_OK)
         kvt_log(&store->env, KVT_LOG_WARN, "%s: the last records could not be made durable", store->path);
     if (store->has_thread) {
         pthread_mutex_lock(&store->lock);
         store->is_stopping = true;
+        (void)pthread_cond_signal(&store->turn);
         unlock_and_kick(store);
         (void)pthread_join(store->thread, NULL);
     }
@@ -342,6 +443,7 @@ void kvt_store_close(struct kvt_store **store_pointer)
 
 uint32_t kvt_store_length_max(const struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_length_max(store->stripes);
     return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment - store->seal_bytes);
 }
 
@@ -380,7 +482,8 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
     if (store->is_closing || store->ops_outstanding >= store->queue_depth) return false;
     op->os_errno = 0;
     op->ret_length = op->ret_form = op->ret_tokens = 0;
-    op->ret_generation = op->ret_link_ns = op->ret_number = 0;
+    op->ret_generation = op->ret_link_ns = 0;
+    if (!store->is_member) op->ret_number = 0;
     if (op->kind == KVT_STORE_PUT) {
         if (!accepts_put(store, op)) {
             store->stats.refused++;
@@ -388,7 +491,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
         }
         *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch, .sequence = ++store->record_sequence,
                                                      .phase = (uint8_t)store->phase };
-        op->ret_number = kvt_put_state(op)->sequence;
+        if (!store->is_member) op->ret_number = kvt_put_state(op)->sequence;
         store->phase_pending[store->phase]++;
         store->queued_bytes += op->length;
         if (!store->seal) queue_op(&store->puts, op);
@@ -403,6 +506,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
 
 uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *ops, uint32_t n)
 {
+    if (store->stripes) return kvt_stripes_submit(store->stripes, ops, n);
     uint32_t accepted = 0;
     pthread_mutex_lock(&store->lock);
     for (; accepted < n; accepted++) {
@@ -420,6 +524,7 @@ uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *o
 
 uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_poll(store->stripes, ret_done, max);
     drive(store);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
@@ -432,24 +537,26 @@ uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done,
     }
     KVT_ASSERT(store->ops_outstanding >= count);
     store->ops_outstanding -= count;
-    if (!store->done.head) {
+    if (!store->done.head && store->is_event_set) {
         eventfd_t ignored;
         (void)eventfd_read(store->event, &ignored);
+        store->is_event_set = false;
     }
     pthread_mutex_unlock(&store->lock);
     return count;
 }
 
-int kvt_store_eventfd(struct kvt_store *store) { return store->event; }
+int kvt_store_eventfd(struct kvt_store *store) { return store->stripes ? kvt_stripes_eventfd(store->stripes) : store->event; }
 
 bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
 {
+    if (store->stripes) return kvt_stripes_wait(store->stripes, timeout_ns);
     struct patience patience = patience_for(timeout_ns);
     drive(store);
     pthread_mutex_lock(&store->lock);
     while (!store->done.head && wait_for_change(store, &patience)) {}
     const bool has_something = store->done.head != NULL;
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return has_something;
 }
 
@@ -457,6 +564,7 @@ bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
 
 uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n, bool *ret_exists)
 {
+    if (store->stripes) return kvt_stripes_exists(store->stripes, names, n, ret_exists);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < n; i++) {
@@ -469,6 +577,7 @@ uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *
 
 uint32_t kvt_store_delete(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n)
 {
+    if (store->stripes) return kvt_stripes_delete(store->stripes, names, n);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < n; i++) {
@@ -490,6 +599,7 @@ static void describe(const struct kvt_store *store, const struct kvt_store_entry
 
 bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     if (entry) describe(store, entry, ret_found);
@@ -499,6 +609,7 @@ bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, 
 
 bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     const bool is_new = entry && entry->holds == 0;
@@ -516,6 +627,7 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
 
 void kvt_store_release(struct kvt_store *store, const struct kvt_store_name *name)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     if (entry && entry->holds > 0) { /* a lost record's holds are gone with it */
@@ -528,6 +640,7 @@ void kvt_store_release(struct kvt_store *store, const struct kvt_store_name *nam
 
 uint32_t kvt_store_poll_lost(struct kvt_store *store, struct kvt_store_name *ret_names, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_poll_lost(store->stripes, ret_names, max);
     pthread_mutex_lock(&store->lock);
     const uint32_t count = kvt_store_index_take_lost(&store->index, (struct kvt_name *)(void *)ret_names, max);
     pthread_mutex_unlock(&store->lock);
@@ -547,19 +660,19 @@ static enum kvt_status sync_run(struct kvt_store *store, struct patience *patien
     return store->sync_failed >= target ? KVT_IO : KVT_OK;
 }
 
-static enum kvt_status sync_locked(struct kvt_store *store)
+static enum kvt_status sync_locked(struct kvt_store *store, struct patience *patience)
 {
-    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const uint64_t target = kvt_store_want_commit(store);
     unlock_and_kick(store);
     pthread_mutex_lock(&store->lock);
     while (store->commit.finished < target)
-        if (!wait_for_change(store, &patience)) return KVT_IO;
+        if (!wait_for_change(store, patience)) return KVT_IO;
     return store->commit.failed >= target ? KVT_IO : KVT_OK;
 }
 
 uint64_t kvt_store_watermark(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_watermark(store->stripes);
     pthread_mutex_lock(&store->lock);
     const uint64_t watermark = store->commit.watermark;
     pthread_mutex_unlock(&store->lock);
@@ -581,25 +694,37 @@ static enum kvt_status wait_durable_locked(struct kvt_store *store, uint64_t num
     return KVT_OK;
 }
 
+void kvt_store_commit_begin(struct kvt_store *store, uint64_t number)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool is_under_way = store->commit.stage != KVT_COMMIT_IDLE && store->commit.target >= number;
+    if (store->commit.watermark < number && !is_under_way) (void)kvt_store_want_commit(store);
+    unlock_and_kick(store);
+}
+
 enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number, uint64_t timeout_ns)
 {
+    if (store->stripes) return kvt_stripes_wait_durable(store->stripes, number, timeout_ns);
     struct patience patience = patience_for(timeout_ns);
     pthread_mutex_lock(&store->lock);
     const enum kvt_status status = wait_durable_locked(store, number, &patience);
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
 enum kvt_status kvt_store_sync(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_sync(store->stripes);
+    struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
-    const enum kvt_status status = sync_locked(store);
-    pthread_mutex_unlock(&store->lock);
+    const enum kvt_status status = sync_locked(store, &patience);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
 enum kvt_status kvt_store_reset(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_reset(store->stripes);
     pthread_mutex_lock(&store->lock);
     /* From here on nothing of before is found or published; what follows makes it last. */
     store->epoch++;
@@ -608,25 +733,29 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
         if (store->index.entries[i].state == KVT_ENTRY_LIVE) kvt_store_entry_drop(store, &store->index.entries[i]);
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     const enum kvt_status status = sync_run(store, &patience);
-    pthread_mutex_unlock(&store->lock);
+    unlock_after_wait(store, &patience);
     return status;
 }
 
 enum kvt_status kvt_store_compact(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_compact(store->stripes);
     struct patience patience = patience_for(20 * KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
     store->is_compacting = true;
     unlock_and_kick(store);
     pthread_mutex_lock(&store->lock);
     while (store->is_compacting && wait_for_change(store, &patience)) {}
-    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store);
-    pthread_mutex_unlock(&store->lock);
+    struct patience sync_patience = patience_for(KVT_STORE_DEADLINE_NS);
+    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store, &sync_patience);
+    patience.has_driven |= sync_patience.has_driven;
+    unlock_after_wait(store, &patience);
     return status;
 }
 
 uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_list(store->stripes, cursor, ret_listed, max);
     enum { ENTRIES_PER_LOCK = 4096 };
     uint32_t count = 0;
     while (count < max) {
@@ -655,6 +784,10 @@ void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])
 
 void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
 {
+    if (store->stripes) {
+        kvt_stripes_stats(store->stripes, ret_stats);
+        return;
+    }
     pthread_mutex_lock(&store->lock);
     kvt_wear_update(&store->wear, store->stats.written_bytes, kvt_env_now_ns(&store->env));
     *ret_stats = store->stats;
@@ -664,6 +797,7 @@ void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
     ret_stats->write_amplification = store->stats.put_bytes ? (double)store->stats.written_bytes / (double)store->stats.put_bytes : 0;
     ret_stats->held_bytes_max = store->held_bytes_max;
     ret_stats->watermark = store->commit.watermark;
+    ret_stats->directories = 1;
     ret_stats->records = store->index.live;
     ret_stats->index_bytes = store->index.capacity * sizeof *store->index.entries;
     pthread_mutex_unlock(&store->lock);

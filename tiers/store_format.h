@@ -104,7 +104,7 @@ struct kvt_record_header {
     uint64_t sequence;       /* of the put */
     struct kvt_name name;
     uint64_t generation;
-    uint32_t length;         /* payload bytes, right behind the header */
+    uint32_t length;         /* payload bytes; kvt_store_payload_at() says where they begin */
     uint32_t stored;         /* header and payload, padded to the alignment */
     uint32_t tokens;
     uint32_t form;
@@ -130,6 +130,15 @@ struct kvt_summary_entry {
 _Static_assert(sizeof(struct kvt_summary_entry) == 64, "byte table");
 
 #define KVT_STORE_UNIT_BYTES 512u
+
+/*
+ * Where the payload begins in a record: behind the header, or, when whole blocks of the device hold it, in the block behind the
+ * header's, so that it can be moved between the device and the caller's memory without a copy. Neither takes more room.
+ */
+static inline uint32_t kvt_store_payload_at(uint32_t length, uint32_t alignment)
+{
+    return (length & (alignment - 1)) == 0 ? alignment : (uint32_t)sizeof(struct kvt_record_header);
+}
 
 static inline uint64_t kvt_store_stored_bytes(uint32_t length, uint32_t alignment)
 {

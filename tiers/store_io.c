@@ -41,6 +41,7 @@ static bool pump(struct kvt_store *store, struct kvt_store_io_queue *queue)
         io->op.tag = 0;
         if (store->io->ops->submit(store->io, &io->op) != KVT_OK) return false;
         store->io_in_flight++;
+        store->io_bytes_in_flight += io->op.size;
         queue->head = io->next;
         if (!queue->head) queue->tail = NULL;
     }
@@ -81,16 +82,29 @@ static bool goes_on(struct kvt_store *store, struct kvt_store_io *io)
     return true;
 }
 
+/*
+ * How many ops to take at a time: as many as take about 0.1 ms to sum and copy. While that happens the device works on what is
+ * queued, and what is queued next waits for the end of it.
+ */
+static uint32_t collect_max(const struct kvt_store *store)
+{
+    enum { BYTES = 524288 };
+    if (store->io_bytes_in_flight == 0) return KVT_STORE_COLLECT_MAX;
+    const uint64_t count = (uint64_t)BYTES * store->io_in_flight / store->io_bytes_in_flight;
+    return (uint32_t)kvt_min_u64(kvt_max_u64(count, 2), KVT_STORE_COLLECT_MAX);
+}
+
 void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
 {
-    enum { BATCH = 32 };
-    struct kvt_io_op *done[BATCH];
-    const uint32_t count = store->io->ops->poll(store->io, done, BATCH, wait_ns);
+    struct kvt_io_op *done[KVT_STORE_COLLECT_MAX];
+    const uint32_t count = store->io->ops->poll(store->io, done, collect_max(store), wait_ns);
     for (uint32_t i = 0; i < count; i++) {
         struct kvt_store_io *io = (struct kvt_store_io *)(void *)((uint8_t *)done[i] - offsetof(struct kvt_store_io, op));
         KVT_ASSERT(io->is_busy);
         KVT_ASSERT(store->io_in_flight > 0);
+        KVT_ASSERT(store->io_bytes_in_flight >= io->op.size);
         store->io_in_flight--;
+        store->io_bytes_in_flight -= io->op.size;
         store->has_moved = true;
         io->link_ns += io->op.ret_ns;
         if (goes_on(store, io)) continue;
@@ -100,29 +114,38 @@ void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
     }
 }
 
-static void nothing(struct kvt_store *store, struct kvt_store_io *io)
+void kvt_store_io_nothing(struct kvt_store *store, struct kvt_store_io *io)
 {
     (void)store;
     (void)io;
 }
 
-int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios, uint32_t count)
 {
     enum { ROUNDS_MAX = 10000 };
+    const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
+    uint32_t round = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        for (; ios[i].is_busy; round++) {
+            if (store->has_thread ? kvt_env_now_ns(&store->env) > deadline : round > ROUNDS_MAX) return false;
+            kvt_store_io_pump(store);
+            kvt_store_io_collect(store, 10000000);
+        }
+    }
+    return true;
+}
+
+int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+{
     struct kvt_store_io *io = &store->header_io;
     if (io->is_busy) return ETIME; /* an earlier one never came back */
-    kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, nothing, NULL);
-    const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
-    for (uint32_t round = 0; io->is_busy; round++) {
-        if (store->has_thread ? kvt_env_now_ns(&store->env) > deadline : round > ROUNDS_MAX) return ETIME;
-        kvt_store_io_pump(store);
-        kvt_store_io_collect(store, 10000000);
-    }
-    return io->error;
+    kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, kvt_store_io_nothing, NULL);
+    return kvt_store_io_finish(store, io, 1) ? io->error : ETIME;
 }
 
 /*
- * One region: 64 KiB for headers, footers and summaries, then the extents, then the area that gets are read into.
+ * One region: 64 KiB for headers, footers and summaries, then a block for the header of each put in place, then the extents, then
+ * the area that gets are read into.
  */
 enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes)
 {
@@ -137,14 +160,17 @@ enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_
     store->summary_buffer = store->memory + 3 * KVT_STORE_BLOCK_BYTES;
     store->summary_buffer_bytes = META_BYTES - 3 * KVT_STORE_BLOCK_BYTES;
 
-    const uint64_t rest = staging_bytes - META_BYTES;
+    store->in_place_put_count = (uint32_t)kvt_min_u64(staging_bytes / (256 * KVT_KIB), KVT_STORE_IN_PLACE_PUTS_MAX);
+    uint8_t *const headers = store->memory + META_BYTES;
+    uint8_t *const extents = headers + (uint64_t)store->in_place_put_count * KVT_STORE_BLOCK_BYTES;
+    const uint64_t rest = staging_bytes - (uint64_t)(extents - store->memory);
     const uint64_t write_bytes = kvt_max_u64(rest / 2, 512 * KVT_KIB);
     const uint64_t extent_bytes = kvt_min_u64(kvt_max_u64(write_bytes / 4, 256 * KVT_KIB), 2 * KVT_MIB);
     store->extent_bytes = (uint32_t)(extent_bytes & ~(uint64_t)(KVT_STORE_BLOCK_BYTES - 1));
     store->extent_count = (uint32_t)kvt_min_u64(write_bytes / store->extent_bytes, KVT_STORE_EXTENTS_MAX);
     KVT_ASSERT(store->extent_count >= 2);
 
-    store->read_area = store->memory + META_BYTES + (uint64_t)store->extent_count * store->extent_bytes;
+    store->read_area = extents + (uint64_t)store->extent_count * store->extent_bytes;
     const uint64_t read_bytes = rest - (uint64_t)store->extent_count * store->extent_bytes;
     store->read_unit_count = (uint32_t)(read_bytes / KVT_STORE_READ_UNIT);
     KVT_ASSERT(store->read_unit_count >= 4);
@@ -153,14 +179,17 @@ enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_
     store->extents = kvt_alloc(store->extent_count, sizeof *store->extents);
     store->read_units = kvt_alloc(store->read_unit_count, 1);
     store->get_slots = kvt_alloc(KVT_STORE_GETS_MAX, sizeof *store->get_slots);
-    if (!store->extents || !store->read_units || !store->get_slots) return KVT_NOMEM;
-    for (uint32_t i = 0; i < store->extent_count; i++)
-        store->extents[i].buffer = store->memory + META_BYTES + (uint64_t)i * store->extent_bytes;
+    store->in_place_puts = kvt_alloc(store->in_place_put_count, sizeof *store->in_place_puts);
+    if (!store->extents || !store->read_units || !store->get_slots || !store->in_place_puts) return KVT_NOMEM;
+    for (uint32_t i = 0; i < store->extent_count; i++) store->extents[i].buffer = extents + (uint64_t)i * store->extent_bytes;
+    for (uint32_t i = 0; i < store->in_place_put_count; i++)
+        store->in_place_puts[i].header = headers + (uint64_t)i * KVT_STORE_BLOCK_BYTES;
     return KVT_OK;
 }
 
 void kvt_store_memory_done(struct kvt_store *store)
 {
+    kvt_free(store->in_place_puts);
     kvt_free(store->get_slots);
     kvt_free(store->read_units);
     kvt_free(store->extents);

@@ -285,8 +285,7 @@ static enum kvt_status publish(struct kvt_store *store, const struct kvt_store_o
 
 static enum kvt_status status_of_errno(int error) { return error == ENOSPC ? KVT_FULL : KVT_IO; }
 
-/* One extent of a put came back, or its placing has ended. */
-static void put_piece_done(struct kvt_store *store, struct kvt_store_op *op, uint64_t link_ns, int error)
+void kvt_store_put_piece_done(struct kvt_store *store, struct kvt_store_op *op, uint64_t link_ns, int error)
 {
     struct kvt_put_state *put = kvt_put_state(op);
     if (error) put->error = error;
@@ -327,28 +326,38 @@ static void give_space_back(struct kvt_store *store)
     }
 }
 
-static void extent_written(struct kvt_store *store, struct kvt_store_io *io)
+bool kvt_store_may_retry(struct kvt_store *store, const struct kvt_store_io *io, bool *is_retried)
 {
-    struct kvt_extent *extent = io->owner;
-    struct kvt_segment *segment = &store->segments[extent->segment];
-    if (io->error == ENOSPC && !extent->is_retried) {
-        extent->is_retried = true;
-        give_space_back(store);
-        segment->writes--;
-        kvt_store_extent_write(store, extent, extent_written);
-        return;
-    }
+    if (io->error != ENOSPC || *is_retried) return false;
+    *is_retried = true;
+    give_space_back(store);
+    return true;
+}
+
+void kvt_store_write_ended(struct kvt_store *store, struct kvt_segment *segment, const struct kvt_store_io *io)
+{
     segment->writes--;
     segment->is_dirty = true;
     pthread_mutex_lock(&store->lock);
     store->stats.written_bytes += io->done_bytes;
     if (io->error) store->stats.write_errors++;
     pthread_mutex_unlock(&store->lock);
-    if (io->error) {
-        kvt_log(&store->env, KVT_LOG_WARN, "%s: a write failed (%s), serving a miss", store->path, strerror(io->error));
-        if (io->error == ENOSPC) pause_puts(store);
+    if (!io->error) return;
+    kvt_log(&store->env, KVT_LOG_WARN, "%s: a write failed (%s), serving a miss", store->path, strerror(io->error));
+    if (io->error == ENOSPC) pause_puts(store);
+}
+
+static void extent_written(struct kvt_store *store, struct kvt_store_io *io)
+{
+    struct kvt_extent *extent = io->owner;
+    struct kvt_segment *segment = &store->segments[extent->segment];
+    if (kvt_store_may_retry(store, io, &extent->is_retried)) {
+        segment->writes--;
+        kvt_store_extent_write(store, extent, extent_written);
+        return;
     }
-    for (uint32_t i = 0; i < extent->op_count; i++) put_piece_done(store, extent->ops[i], io->link_ns, io->error);
+    kvt_store_write_ended(store, segment, io);
+    for (uint32_t i = 0; i < extent->op_count; i++) kvt_store_put_piece_done(store, extent->ops[i], io->link_ns, io->error);
     extent->state = KVT_EXTENT_FREE;
 }
 
@@ -374,8 +383,7 @@ static struct kvt_record_header header_of(const struct kvt_store *store, const s
         .stored = (uint32_t)kvt_store_stored_bytes(op->length, store->alignment), .tokens = op->tokens, .form = op->form };
 }
 
-/* Gives the put its place in the open segment; the header still lacks the payload's checksum. */
-static struct kvt_record_header put_append(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored)
+struct kvt_record_header kvt_store_put_append(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored)
 {
     struct kvt_put_state *put = kvt_put_state(op);
     const struct kvt_summary_entry entry = {
@@ -415,30 +423,34 @@ static bool place_small(struct kvt_store *store, struct kvt_store_op *op, uint32
 {
     struct kvt_extent *extent = extent_for(store, stored);
     if (!extent) return false;
-    struct kvt_record_header header = put_append(store, op, stored);
+    struct kvt_record_header header = kvt_store_put_append(store, op, stored);
     uint8_t *record = extent->buffer + extent->fill;
-    header.payload_crc = kvt_crc32c_copy(0, record + sizeof header, op->buffer, op->length);
+    const uint32_t payload_at = kvt_store_payload_at(op->length, store->alignment);
+    header.payload_crc = kvt_crc32c_copy(0, record + payload_at, op->buffer, op->length);
     kvt_record_header_seal(&header);
     memcpy(record, &header, sizeof header);
-    memset(record + sizeof header + op->length, 0, stored - sizeof header - op->length);
+    memset(record + sizeof header, 0, payload_at - sizeof header);
+    memset(record + payload_at + op->length, 0, stored - payload_at - op->length);
     extent->fill += stored;
     extent->ops[extent->op_count++] = op;
     return true;
 }
 
-/* Bytes [at, at + size) of the record's image: header, payload, padding. */
-static void copy_image(const struct kvt_record_header *header, const uint8_t *payload, uint64_t at, uint8_t *target, uint64_t size)
+/* Bytes [at, at + size) of the record's image: header, payload from payload_at on, zeros elsewhere. */
+static void copy_image(const struct kvt_record_header *header, uint32_t payload_at, const uint8_t *payload, uint64_t at,
+                       uint8_t *target, uint64_t size)
 {
+    const uint64_t payload_end = payload_at + (uint64_t)header->length;
     while (size > 0) {
-        uint64_t n;
+        uint64_t n = size;
         if (at < sizeof *header) {
             n = kvt_min_u64(size, sizeof *header - at);
             memcpy(target, (const uint8_t *)header + at, n);
-        } else if (at < sizeof *header + header->length) {
-            n = kvt_min_u64(size, sizeof *header + header->length - at);
-            memcpy(target, payload + (at - sizeof *header), n);
+        } else if (at >= payload_at && at < payload_end) {
+            n = kvt_min_u64(size, payload_end - at);
+            memcpy(target, payload + (at - payload_at), n);
         } else {
-            n = size;
+            if (at < payload_at) n = kvt_min_u64(size, payload_at - at);
             memset(target, 0, n);
         }
         at += n;
@@ -451,7 +463,7 @@ static void copy_image(const struct kvt_record_header *header, const uint8_t *pa
 static void big_begin(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored)
 {
     filling_submit(store);
-    store->big_header = put_append(store, op, stored);
+    store->big_header = kvt_store_put_append(store, op, stored);
     store->big_header.payload_crc = kvt_crc32c(0, op->buffer, op->length);
     kvt_record_header_seal(&store->big_header);
     store->big = op;
@@ -469,14 +481,15 @@ static bool big_go_on(struct kvt_store *store)
         extent->segment = put->segment;
         extent->offset = store->big_header.offset + store->big_at;
         extent->fill = (uint32_t)kvt_min_u64(store->extent_bytes, store->big_header.stored - store->big_at);
-        copy_image(&store->big_header, op->buffer, store->big_at, extent->buffer, extent->fill);
+        copy_image(&store->big_header, kvt_store_payload_at(op->length, store->alignment), op->buffer, store->big_at, extent->buffer,
+                   extent->fill);
         extent->ops[extent->op_count++] = op;
         put->pieces++;
         store->big_at += extent->fill;
         kvt_store_extent_write(store, extent, extent_written);
     }
     store->big = NULL;
-    put_piece_done(store, op, 0, 0);
+    kvt_store_put_piece_done(store, op, 0, 0);
     return true;
 }
 
@@ -513,7 +526,10 @@ void kvt_store_place_puts(struct kvt_store *store)
         if (open_before != store->open_segment) store->has_moved = true;
         if (advance == KVT_ADVANCE_WAIT) break;
         if (advance == KVT_ADVANCE_READY) {
-            if (stored > store->extent_bytes) {
+            if (kvt_store_is_put_in_place(store, op)) {
+                if (!kvt_store_put_in_place(store, op, stored)) break;
+                put_pop(store);
+            } else if (stored > store->extent_bytes) {
                 put_pop(store);
                 big_begin(store, op, stored);
             } else {

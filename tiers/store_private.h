@@ -1,9 +1,10 @@
 /*
  * store_private: the inside of a store, shared by the store_*.c files and nobody else.
  *
- * One I/O thread owns everything that touches the disk: the log, the extents, the gets in flight. Callers queue
- * ops and read the index. What both touch is under `lock` and is marked so; nothing is copied, summed or submitted with
- * the lock held. In a single-threaded env there is no thread, and poll, wait, sync, reset and close drive the same step.
+ * Whoever drives, one thread at a time, owns everything that touches the disk: the log, the extents, the gets in flight. That is
+ * the I/O thread, or a caller while it blocks in wait, sync and their like (store.c); "the I/O thread's" below means the
+ * driver's. Callers queue ops and read the index. What both touch is under `lock` and is marked so; nothing is copied, summed
+ * or submitted with the lock held. In a single-threaded env there is no thread, and callers drive in poll, too.
  *
  *     submit -> queues -> step: completions, reads, reclaim, closing, syncing, placing puts -> I/O
  *                          |
@@ -13,7 +14,9 @@
  *         store_log.c    segments, placing puts into extents, closing a segment, syncing
  *         store_reclaim.c  making room: the oldest segment, what is copied forward
  *         store_read.c   gets
+ *         store_in_place.c  puts without a copy
  *         store_commit.c  group commit: which puts are durable
+ *         store_stripes.c  several directories, each a store, behind one handle
  *         store_seal.c   encryption: an op of the caller becomes an inner one
  *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
@@ -32,14 +35,22 @@
 #include "tiers/store_index.h"
 #include "tiers/store_pace.h"
 #include "tiers/store_seal.h"
+#include "tiers/store_stripes.h"
 #include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
 #define KVT_STORE_EXTENTS_MAX   16
 #define KVT_STORE_EXTENT_OPS    256 /* puts that end or begin in one extent */
 #define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
+#define KVT_STORE_SCANS_MAX     32  /* reads in flight at open */
 #define KVT_STORE_GETS_MAX      64  /* being read at once */
 #define KVT_STORE_READ_UNIT     16384u
+#define KVT_STORE_COLLECT_MAX   32  /* completions taken at a time */
+#define KVT_STORE_IN_PLACE_PUTS_MAX    64        /* being written at once */
+#define KVT_STORE_IN_PLACE_GET_MIN     32768u    /* shorter ones are copied: that costs less than another op */
+#define KVT_STORE_IN_PLACE_PUT_MIN     262144u   /* shorter ones share a write */
+#define KVT_STORE_IN_PLACE_LENGTH_MAX  4194304u  /* longer ones go in pieces, so that no op holds the device up */
+#define KVT_STORE_IN_PLACE_BYTES_MAX   16777216u /* in flight, of gets; half as much of puts */
 #define KVT_STORE_PAUSE_NS      1000000000u  /* after ENOSPC */
 #define KVT_STORE_DEADLINE_NS   30000000000u /* of sync, reset, and draining at close */
 #define KVT_STORE_FILE_SLACK    4096u        /* what a file system may add to a segment file */
@@ -149,8 +160,20 @@ struct kvt_extent {
     uint32_t piece_crc, wanted_crc;
 };
 
+/* A put whose payload is written from the caller's buffer. */
+struct kvt_in_place_put {
+    struct kvt_store_io header_io, payload_io;
+    struct kvt_store_op *op; /* NULL: free */
+    uint8_t *header;         /* a block of the device */
+    uint32_t ios_pending;
+    bool is_retried;         /* after ENOSPC */
+};
+
 struct kvt_get {
     struct kvt_store_io io;
+    struct kvt_store_io payload_io; /* in place: io reads the header */
+    uint32_t ios_pending;
+    bool is_in_place;
     struct kvt_store_op *op; /* NULL: free */
     uint64_t epoch;
     uint32_t segment;
@@ -176,6 +199,8 @@ struct kvt_kept { struct kvt_name name; uint64_t offset; uint32_t stored; };
 enum kvt_syncer_stage { KVT_SYNCER_IDLE, KVT_SYNCER_SUPER_WRITE, KVT_SYNCER_SUPER_SYNC, KVT_SYNCER_SEGMENTS };
 
 struct kvt_store {
+    struct kvt_stripes *stripes; /* several directories: then there is nothing else in here */
+    bool is_member;              /* one of them: puts are numbered by the stripes */
     /* Fixed at open. */
     struct kvt_env env;
     char *path;
@@ -200,7 +225,8 @@ struct kvt_store {
 
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t changed;         /* told to callers that wait */
+    pthread_cond_t turn;            /* told to the I/O thread while a caller drives */
 
     /* shared: under the lock */
     struct kvt_store_index index;
@@ -229,13 +255,21 @@ struct kvt_store {
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting;             /* until the I/O thread says that it is done */
-    bool is_closing, is_stopping, is_asleep, has_requests, has_news;
+    bool is_closing, is_stopping, has_news;
+    bool is_event_set;              /* the eventfd is readable */
+    bool is_driven, is_asleep, has_requests; /* somebody runs steps; it sleeps; it must look again before it does */
+    bool is_thread_driving;         /* and it is the I/O thread */
+    bool is_dozing;                 /* the I/O thread waits for `turn` without a time */
+    uint32_t callers_waiting;       /* to drive */
+    uint64_t stint;                 /* how often a caller has driven and left */
+    uint64_t thread_after_ns;       /* the I/O thread does not take the turn before */
     struct kvt_store_stats stats;
 
     /* The I/O thread's (any one thread before it starts and after it ended). */
     struct kvt_block_io *io;
     struct kvt_store_io_queue urgent_io, normal_io;
     uint32_t io_in_flight;
+    uint64_t io_bytes_in_flight;
     bool has_moved;                 /* this step did something */
     struct kvt_pace pace;           /* says itself who may what */
     uint8_t *memory;
@@ -250,6 +284,9 @@ struct kvt_store {
     uint32_t read_unit_count, read_piece_bytes;
     struct kvt_get *get_slots;
     uint32_t gets_active;
+    struct kvt_in_place_put *in_place_puts;
+    uint32_t in_place_put_count;
+    uint64_t in_place_put_bytes, in_place_get_bytes; /* in flight */
 
     struct kvt_segment *segments;
     uint64_t allocated_fixed;       /* everything but our segments */
@@ -261,6 +298,8 @@ struct kvt_store {
     struct kvt_summary_entry *summaries[2];
     bool is_summary_taken[2];
     struct kvt_store_io header_io;
+    bool is_silent;                 /* at open: the disk did not answer */
+    struct kvt_store_io scan_io[KVT_STORE_SCANS_MAX]; /* at open only */
     uint32_t header_segment, header_tries;
     struct kvt_store_op *big;       /* a put larger than an extent, being placed */
     uint64_t big_at;
@@ -307,6 +346,10 @@ void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns);
 /* Does one op and waits for it; before the thread starts. Returns errno, ETIME when it did not come back. */
 int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size);
 
+/* Waits until these have come back; before the thread starts. False: the disk does not answer. */
+bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios, uint32_t count);
+void kvt_store_io_nothing(struct kvt_store *store, struct kvt_store_io *io); /* a completion that does nothing */
+
 KVT_NODISCARD enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes);
 void kvt_store_memory_done(struct kvt_store *store);
 
@@ -336,6 +379,14 @@ void kvt_store_finish(struct kvt_store *store, struct kvt_store_op *op, enum kvt
 void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, enum kvt_status status, int os_errno);
 
 void kvt_store_place_puts(struct kvt_store *store);
+/* Gives the put its place in the open segment; the header still lacks the payload's checksum. */
+struct kvt_record_header kvt_store_put_append(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored);
+/* One of the put's writes came back, or its placing has ended. */
+void kvt_store_put_piece_done(struct kvt_store *store, struct kvt_store_op *op, uint64_t link_ns, int error);
+/* True: a write that failed for want of space may be tried again: some has been given back. Once per write. */
+bool kvt_store_may_retry(struct kvt_store *store, const struct kvt_store_io *io, bool *is_retried);
+/* A write of puts has ended: counters, a line in the log, a pause after ENOSPC. */
+void kvt_store_write_ended(struct kvt_store *store, struct kvt_segment *segment, const struct kvt_store_io *io);
 void kvt_store_closer_step(struct kvt_store *store);
 void kvt_store_syncer_step(struct kvt_store *store);
 /* Asks for a run of the syncer that starts after now; returns its number. Under the lock. */
@@ -351,6 +402,8 @@ uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
 /* Asks for a run that begins after now; returns its number. Under the lock. */
 uint64_t kvt_store_want_commit(struct kvt_store *store);
 void kvt_store_commit_step(struct kvt_store *store);
+/* store.c: has a commit begun that covers the put; does not wait. */
+void kvt_store_commit_begin(struct kvt_store *store, uint64_t number);
 
 /* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
 
@@ -359,6 +412,12 @@ enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_AD
 /* Makes the open segment one that has room for `stored` bytes. */
 enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored);
 void kvt_store_reclaim_step(struct kvt_store *store);
+
+/* ---- store_in_place.c --------------------------------------------------------------------------------------------- */
+
+bool kvt_store_is_put_in_place(const struct kvt_store *store, const struct kvt_store_op *op);
+/* False: as many as may be are being written. */
+bool kvt_store_put_in_place(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored);
 
 /* ---- store_read.c ------------------------------------------------------------------------------------------------- */
 

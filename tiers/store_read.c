@@ -1,7 +1,8 @@
 /*
  * Gets. A record is read into the read area, checked there (store_format.h, rules 1 to 5), and only then copied to the caller.
  * One that is larger than half of the area is read in pieces: each is copied as it comes, and OK is said only when
- * the checksum of all of it holds.
+ * the checksum of all of it holds. In place: the header is read into the area and the payload into the caller's buffer, and again
+ * nothing is said before both are checked.
  */
 #include <errno.h>
 #include <string.h>
@@ -110,9 +111,9 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
             get_finish(store, get, KVT_CORRUPT, 0);
             return;
         }
-        skip = sizeof get->header;
+        skip = kvt_store_payload_at(get->entry.length, store->alignment);
     } else {
-        payload_at -= sizeof get->header;
+        payload_at -= kvt_store_payload_at(get->entry.length, store->alignment);
     }
     const uint64_t left = get->entry.length - payload_at;
     const uint32_t size = (uint32_t)kvt_min_u64(get->piece - skip, left);
@@ -131,6 +132,49 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
     if (is_good && is_whole) memcpy(target, bytes + skip, size);
     get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
 }
+
+/* ---- In place ------------------------------------------------------------------------------------------------------- */
+
+static bool is_get_in_place(const struct kvt_store *store, const struct kvt_store_op *op, uint32_t length)
+{
+    return (op->flags & KVT_STORE_IN_PLACE) && length >= KVT_STORE_IN_PLACE_GET_MIN && length <= KVT_STORE_IN_PLACE_LENGTH_MAX
+        && kvt_is_aligned(length, store->alignment) && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
+}
+
+static void in_place_done(struct kvt_store *store, struct kvt_store_io *io)
+{
+    struct kvt_get *get = io->owner;
+    get->link_ns = kvt_max_u64(get->link_ns, io->link_ns);
+    pthread_mutex_lock(&store->lock);
+    store->stats.read_bytes += io->done_bytes;
+    pthread_mutex_unlock(&store->lock);
+    if (--get->ios_pending > 0) return;
+    KVT_ASSERT(store->in_place_get_bytes >= get->entry.length);
+    store->in_place_get_bytes -= get->entry.length;
+    const int error = get->io.error ? get->io.error : get->payload_io.error;
+    if (error) {
+        get_finish(store, get, KVT_IO, error);
+        return;
+    }
+    memcpy(&get->header, get->buffer, sizeof get->header);
+    const bool is_good = get_header_check(store, get)
+                      && kvt_crc32c(0, get->op->buffer, get->entry.length) == get->header.payload_crc;
+    get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
+}
+
+static void in_place_start(struct kvt_store *store, struct kvt_get *get)
+{
+    const int file = store->segments[get->segment].file;
+    const uint64_t offset = (uint64_t)get->entry.offset_units * KVT_STORE_UNIT_BYTES;
+    const bool is_urgent = (get->op->flags & KVT_STORE_URGENT) != 0;
+    get->ios_pending = 2;
+    store->in_place_get_bytes += get->entry.length;
+    kvt_store_io_start(store, &get->io, KVT_IO_READ, file, offset, get->buffer, store->alignment, is_urgent, in_place_done, get);
+    kvt_store_io_start(store, &get->payload_io, KVT_IO_READ, file, offset + store->alignment, get->op->buffer, get->entry.length,
+                       is_urgent, in_place_done, get);
+}
+
+/* ---- Starting ------------------------------------------------------------------------------------------------------- */
 
 static struct kvt_op_queue *queue_of_next(struct kvt_store *store)
 {
@@ -179,7 +223,11 @@ static bool start_one(struct kvt_store *store, struct kvt_get *get)
         return true;
     }
     get->stored = (uint32_t)kvt_store_stored_bytes(get->entry.length, store->alignment);
-    get->buffer = area_take(store, kvt_min_u32(get->stored, store->read_piece_bytes), &get->unit, &get->unit_count);
+    get->is_in_place = is_get_in_place(store, op, get->entry.length);
+    const bool is_enough = get->is_in_place && store->in_place_get_bytes > 0
+                        && store->in_place_get_bytes + get->entry.length > KVT_STORE_IN_PLACE_BYTES_MAX;
+    const uint32_t wanted = get->is_in_place ? store->alignment : kvt_min_u32(get->stored, store->read_piece_bytes);
+    get->buffer = is_enough ? NULL : area_take(store, wanted, &get->unit, &get->unit_count);
     if (!get->buffer) {
         pthread_mutex_unlock(&store->lock);
         return false;
@@ -194,7 +242,10 @@ static bool start_one(struct kvt_store *store, struct kvt_get *get)
     get->at = get->crc = 0;
     get->link_ns = 0;
     store->gets_active++;
-    get_piece_start(store, get);
+    if (get->is_in_place)
+        in_place_start(store, get);
+    else
+        get_piece_start(store, get);
     return true;
 }
 

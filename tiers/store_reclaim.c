@@ -389,11 +389,12 @@ static void piece_read(struct kvt_store *store, struct kvt_extent *extent, int e
         is_good = move_header_check(store, move, &header);
         extent->wanted_crc = header.payload_crc;
         extent->piece_crc = 0;
-        payload_at = sizeof header;
+        payload_at = kvt_store_payload_at(move->length, store->alignment);
         if (is_good) move_header_place(store, extent, move, extent->buffer);
     }
     if (is_good) {
-        const uint64_t end = kvt_min_u64(extent->fill, sizeof(struct kvt_record_header) + (uint64_t)move->length - extent->piece_at);
+        const uint64_t record_end = kvt_store_payload_at(move->length, store->alignment) + (uint64_t)move->length;
+        const uint64_t end = kvt_min_u64(extent->fill, record_end - extent->piece_at);
         extent->piece_crc = kvt_crc32c(extent->piece_crc, extent->buffer + payload_at, end - payload_at);
         if (extent->piece_at + extent->fill == move->stored) is_good = extent->piece_crc == extent->wanted_crc;
     }
@@ -434,7 +435,7 @@ static void move_read(struct kvt_store *store, struct kvt_store_io *io)
         struct kvt_record_header header;
         memcpy(&header, record, sizeof header);
         move->is_good = move->read.error == 0 && move_header_check(store, move, &header)
-                     && kvt_crc32c(0, record + sizeof header, header.length) == header.payload_crc;
+                     && kvt_crc32c(0, record + kvt_store_payload_at(header.length, store->alignment), header.length) == header.payload_crc;
         if (move->is_good) {
             move_header_place(store, extent, move, record);
             good_count++;

@@ -4,14 +4,38 @@
 #include "tools/cli.h"
 #include "tools/cmd_bench_codec.h"
 #include "tools/cmd_bench_core.h"
+#include "tools/cmd_bench_store.h"
 #include "tools/commands.h"
 #include "tools/text.h"
 
-struct bench_options { const char *part; bool is_json; uint64_t blocks; };
+struct bench_options { const char *part; bool is_json; uint64_t blocks; struct kvt_bench_store_options store; };
 
-enum { OPTION_JSON = 256, OPTION_BLOCKS };
+enum { OPTION_JSON = 256, OPTION_BLOCKS, OPTION_DIR, OPTION_SIZE, OPTION_PAIRS, OPTION_ONLY };
 
 static const char command[] = "kvtier bench";
+
+/* NULL, or the rule that the value breaks. */
+static const char *parse_store_option(int key, char *argument, struct kvt_bench_store_options *store)
+{
+    uint64_t size;
+    const char *rule;
+    switch (key) {
+    case OPTION_DIR: store->directory = argument; return argument[0] ? NULL : "an existing directory";
+    case OPTION_SIZE:
+        rule = kvt_parse_size(argument, &size);
+        if (rule) return rule;
+        if (size < KVT_BENCH_STORE_SIZE_MIN || size > KVT_BENCH_STORE_SIZE_MAX) return "16MiB to 16GiB";
+        store->size_bytes = size;
+        return NULL;
+    case OPTION_PAIRS: return kvt_parse_count(argument, 1, 101, &store->pairs);
+    default: store->part = argument; return kvt_bench_store_part_rule(argument);
+    }
+}
+
+static const char *store_option_name(int key)
+{
+    return key == OPTION_DIR ? "--dir" : key == OPTION_SIZE ? "--size" : key == OPTION_PAIRS ? "--pairs" : "--only";
+}
 
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
@@ -22,6 +46,15 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         const char *rule = kvt_parse_count(argument, 10000, 10000000, &options->blocks);
         if (!rule) return 0;
         (void)kvt_refuse_value(command, "--blocks", argument, rule);
+        return EINVAL;
+    }
+    case OPTION_DIR:
+    case OPTION_SIZE:
+    case OPTION_PAIRS:
+    case OPTION_ONLY: {
+        const char *rule = parse_store_option(key, argument, &options->store);
+        if (!rule) return 0;
+        (void)kvt_refuse_value(command, store_option_name(key), argument, rule);
         return EINVAL;
     }
     case ARGP_KEY_ARG:
@@ -37,14 +70,23 @@ int kvt_cmd_bench(int argc, char **argv)
     static const struct argp_option listed[] = {
         { "json", OPTION_JSON, NULL, 0, "One JSON object instead of a table", 0 },
         { "blocks", OPTION_BLOCKS, "N", 0, "core: pools of at most N blocks (10,000 to 10,000,000)", 0 },
+        { "dir", OPTION_DIR, "DIR", 0, "store: an existing directory on the disk; what is made there is removed again", 0 },
+        { "size", OPTION_SIZE, "SIZE", 0, "store: moved in one measurement (512MiB); five times as much disk is used", 0 },
+        { "pairs", OPTION_PAIRS, "N", 0, "store: rounds that alternate the contestants (7)", 0 },
+        { "only", OPTION_ONLY, "PART", 0, "store: speed, small, mixed or codec alone", 0 },
         { 0 }
     };
-    const struct argp argp = { .options = listed, .parser = parse, .args_doc = "core|codec",
+    const struct argp argp = { .options = listed, .parser = parse, .args_doc = "core|codec|store",
         .doc = "Measures one part beside the ceiling of this machine in the same run." };
     struct bench_options options = { 0 };
     const int status = kvt_parse_options(&argp, argc, argv, &options);
     if (status != KVT_EXIT_OK) return status;
     if (options.part && strcmp(options.part, "core") == 0) return kvt_bench_core(options.blocks, options.is_json);
     if (options.part && strcmp(options.part, "codec") == 0) return kvt_bench_codec(options.is_json);
-    return kvt_refuse_value(command, "the part", options.part ? options.part : "", "core or codec");
+    if (options.part && strcmp(options.part, "store") == 0) {
+        if (!options.store.directory) return kvt_usage_error(command, "--dir is missing: store needs an existing directory");
+        options.store.is_json = options.is_json;
+        return kvt_bench_store(&options.store);
+    }
+    return kvt_refuse_value(command, "the part", options.part ? options.part : "", "core, codec or store");
 }

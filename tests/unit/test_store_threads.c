@@ -1,6 +1,7 @@
 /* store: any call from any thread. Bytes stay exact, every op comes back once, and nothing deadlocks. */
 #include "tests/unit/store_bench.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 enum { KIB = 1024, THREADS = 3, OPS = 8, KEYS = 120, TURNS = 1500, LENGTH_MAX = 16 * KIB };
@@ -127,8 +128,74 @@ static void threads_share_a_store_and_every_op_comes_back_once(void **state)
     bench_done(&bench);
 }
 
+/* A caller that waits drives the store itself; one that has stopped waiting must find its ops done all the same. */
+static void the_store_goes_on_when_the_caller_that_drove_it_does_not_wait_any_more(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init(&bench, NULL, false);
+    bench_open(&bench);
+    static uint8_t bytes[4][4096];
+    for (uint64_t turn = 0; turn < 50; turn++) {
+        assert_int_equal(bench_put(&bench, turn, 4096), KVT_OK); /* waits: this thread has driven */
+        struct kvt_store_op ops[4], *listed[4], *done[4];
+        for (uint64_t i = 0; i < 4; i++) {
+            const uint64_t key = 1000 + 4 * turn + i;
+            bench_fill(bytes[i], 4096, key, 1);
+            ops[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes[i], .length = 4096 };
+            listed[i] = &ops[i];
+        }
+        assert_int_equal(kvt_store_submit(bench.store, listed, 4), 4);
+        for (uint32_t count = 0; count < 4;) {
+            struct pollfd ready = { .fd = kvt_store_eventfd(bench.store), .events = POLLIN };
+            assert_int_equal(poll(&ready, 1, 20000), 1);
+            count += kvt_store_poll(bench.store, done, 4);
+        }
+        for (uint64_t i = 0; i < 4; i++) assert_int_equal(ops[i].status, KVT_OK);
+        struct pollfd ready = { .fd = kvt_store_eventfd(bench.store), .events = POLLIN };
+        assert_int_equal(poll(&ready, 1, 0), 0);
+    }
+    bench_done(&bench);
+}
+
+struct sync_worker { struct bench *bench; bool is_ok; };
+
+static void *sync_often(void *user)
+{
+    struct sync_worker *worker = user;
+    worker->is_ok = true;
+    for (uint32_t i = 0; i < 40; i++) worker->is_ok = kvt_store_sync(worker->bench->store) == KVT_OK && worker->is_ok;
+    return NULL;
+}
+
+/* Each blocks, one of them drives, and none may be left behind when that one leaves. */
+static void callers_that_block_at_once_all_come_back(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init(&bench, NULL, false);
+    bench_open(&bench);
+    struct sync_worker workers[THREADS];
+    pthread_t threads[THREADS];
+    for (uint32_t i = 0; i < THREADS; i++) {
+        workers[i] = (struct sync_worker){ .bench = &bench };
+        assert_int_equal(pthread_create(&threads[i], NULL, sync_often, &workers[i]), 0);
+    }
+    for (uint64_t key = 0; key < 200; key++) assert_int_equal(bench_put(&bench, key, 1000), KVT_OK);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(workers[i].is_ok);
+    }
+    assert_false(kvt_store_wait(bench.store, 1000000)); /* nothing comes: the time ends it */
+    bench_done(&bench);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(threads_share_a_store_and_every_op_comes_back_once) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_share_a_store_and_every_op_comes_back_once),
+        cmocka_unit_test(the_store_goes_on_when_the_caller_that_drove_it_does_not_wait_any_more),
+        cmocka_unit_test(callers_that_block_at_once_all_come_back),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

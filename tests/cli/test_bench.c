@@ -1,0 +1,144 @@
+/* bench, from outside: how it refuses, and what a small run of `bench store` says. */
+
+/* clang-format off: cmocka wants these first */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+/* clang-format on */
+
+#include <json-c/json.h>
+#include <stdlib.h>
+
+#include "runtime/base/bytes.h"
+#include "tests/cli/run_program.h"
+
+static const char *program;
+static struct outcome outcome;
+static char directory[64];
+
+static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
+
+#define RUN(...) run((const char *const[]){ "bench", __VA_ARGS__, NULL })
+
+static int directory_create(void **state)
+{
+    (void)state;
+    const char *base = getenv("TMPDIR");
+    (void)snprintf(directory, sizeof directory, "%.40s/kvt-bench-XXXXXX", base && strlen(base) < 40 ? base : "/tmp");
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+static int directory_remove(void **state)
+{
+    (void)state;
+    return rmdir(directory); /* the program has left nothing in it */
+}
+
+static void a_bad_option_is_one_line_and_exit_status_2(void **state)
+{
+    (void)state;
+    static const struct { const char *arguments[7]; const char *line; } cases[] = {
+        { { NULL }, "the part" },
+        { { "stores" }, "core, codec or store" },
+        { { "store", "core" }, "core" },
+        { { "store" }, "--dir is missing" },
+        { { "store", "--dir", "" }, "an existing directory" },
+        { { "store", "--dir", "/tmp", "--size", "1MiB" }, "16MiB to 16GiB" },
+        { { "store", "--dir", "/tmp", "--size", "32GiB" }, "16MiB to 16GiB" },
+        { { "store", "--dir", "/tmp", "--size", "64" }, "a size" },
+        { { "store", "--dir", "/tmp", "--pairs", "0" }, "--pairs" },
+        { { "store", "--dir", "/tmp", "--pairs", "102" }, "--pairs" },
+        { { "store", "--dir", "/tmp", "--only", "some" }, "speed, small, mixed or codec" },
+        { { "core", "--blocks", "7" }, "--blocks" },
+    };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
+        const char *arguments[9] = { "bench" };
+        memcpy(arguments + 1, cases[i].arguments, sizeof cases[i].arguments);
+        run(arguments);
+        if (!strstr(outcome.err, cases[i].line)) fail_msg("case %zu: %s", i, outcome.err);
+        assert_int_equal(outcome.exit_status, 2);
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_string_equal(outcome.out, "");
+    }
+}
+
+static void a_directory_that_is_not_there_is_exit_status_1(void **state)
+{
+    (void)state;
+    char path[80];
+    (void)snprintf(path, sizeof path, "%s/nothing", directory);
+    RUN("store", "--dir", path);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, "no directory can be made"));
+    assert_string_equal(outcome.out, "");
+}
+
+static struct json_object *member(struct json_object *object, const char *name)
+{
+    struct json_object *found = NULL;
+    if (!json_object_object_get_ex(object, name, &found)) fail_msg("no %s", name);
+    return found;
+}
+
+/* Each case has a finite ratio and measured something. Returns how many names contain `text`. */
+static uint32_t check_cases(struct json_object *cases, const char *text)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < json_object_array_length(cases); i++) {
+        struct json_object *one = json_object_array_get_idx(cases, i);
+        assert_true(json_object_get_double(member(one, "value")) > 0);
+        assert_true(json_object_get_double(member(one, "ceiling")) > 0);
+        assert_true(json_object_get_double(member(one, "ratio")) > 0);
+        assert_true(json_object_get_string_len(member(one, "unit")) > 0);
+        found += strstr(json_object_get_string(member(one, "name")), text) != NULL;
+    }
+    return found;
+}
+
+static void a_small_run_of_each_part_measures_and_leaves_nothing(void **state)
+{
+    (void)state;
+    static const struct { const char *part, *name; uint32_t count; } parts[] = {
+        { "speed", "against the raw loop", 6 }, { "small", "a file each", 6 }, { "mixed", "mixed", 2 }, { "codec", "packed", 5 } };
+    /* Without fio, so that the run is short and the same on every machine. */
+    char *const path = getenv("PATH");
+    assert_int_equal(setenv("PATH", "/nonexistent", 1), 0);
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(parts); i++) {
+        RUN("store", "--dir", directory, "--size", "16MiB", "--pairs", "1", "--only", parts[i].part, "--json");
+        assert_string_equal(outcome.err, "");
+        assert_int_equal(outcome.exit_status, 0);
+        struct json_object *root = json_tokener_parse(outcome.out);
+        assert_non_null(root);
+        assert_true(json_object_get_int(member(member(root, "probe"), "alignment")) >= 512);
+        assert_false(json_object_get_boolean(member(member(root, "probe"), "fio")));
+        assert_int_equal(check_cases(member(root, "cases"), parts[i].name), parts[i].count);
+        (void)json_object_put(root);
+    }
+    if (path) assert_int_equal(setenv("PATH", path, 1), 0);
+}
+
+static void the_table_names_what_the_probe_found(void **state)
+{
+    (void)state;
+    RUN("store", "--dir", directory, "--size", "16MiB", "--pairs", "1", "--only", "codec");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(strncmp(outcome.out, "probe: ", 7), 0);
+    assert_non_null(strstr(outcome.out, "alignment"));
+    assert_non_null(strstr(outcome.out, "bottleneck"));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) return 1;
+    program = argv[1];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_option_is_one_line_and_exit_status_2),
+        cmocka_unit_test(a_directory_that_is_not_there_is_exit_status_1),
+        cmocka_unit_test(a_small_run_of_each_part_measures_and_leaves_nothing),
+        cmocka_unit_test(the_table_names_what_the_probe_found),
+    };
+    return cmocka_run_group_tests(tests, directory_create, directory_remove);
+}

@@ -6,6 +6,7 @@
 #include "runtime/residency.h"
 
 #define POLL_BATCH        64
+#define FAILURES_MAX      8
 #define STORE_RETRY_NS    (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
@@ -195,12 +196,21 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target)
+bool kvt_flow_can_copy_now(const struct kvt_core *core)
+{
+    const struct kvt_tier *device = core->config.device;
+    return core->transfers.free_head != KVT_NO_TRANSFER && core->transfers.waiting_count[KVT_TIER_DEVICE] == 0
+        && device->in_flight < device->queue_depth;
+}
+
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream)
 {
     struct kvt_transfer *transfer = begin(core, KVT_LEG_DEVICE_TO_DEVICE, source, target, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
     transfer->device_slot = kvt_core_block(core, target)->device_slot;
+    transfer->op.stream = stream;
     submit_copy(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* later it would not be in its place of the stream */
 }
 
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
@@ -351,7 +361,9 @@ static void host_to_nvme_done(struct kvt_core *core, struct kvt_transfer *transf
         if (op->status != KVT_OK) {
             core->counters.failures++;
             core->nvme_refusals++;
-            if (op->status == KVT_FULL || core->nvme_refusals > 2) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
+            /* A disk that keeps failing is asked less often for what must not be dropped, so that waiting for it can end. */
+            const bool is_failing = block->refs > 0 && core->nvme_refusals >= FAILURES_MAX;
+            if (op->status == KVT_FULL || is_failing) core->nvme_retry_ns = core->now_ns + STORE_RETRY_NS;
         }
     }
     kvt_copy_reader_gone(core, index, KVT_TIER_HOST, op->status != KVT_OK);

@@ -26,11 +26,13 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
 /* Bytes of host memory that a fetch of the block from nvme passes through: its own record's, or its origin's. */
 uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index);
 
+/* A transfer is free, and the device takes an op at once. */
+bool kvt_flow_can_copy_now(const struct kvt_core *core);
 /*
- * Starts the copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not held
- * for it: what is read later would be another state. A transfer is free.
+ * The copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not held for it,
+ * in the order of the engine's stream: what is read earlier or later would be another state. Requires can_copy_now.
  */
-void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target);
+void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream);
 
 /* Copies a block one tier down: device -> host, host -> nvme. */
 enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);

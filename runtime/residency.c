@@ -35,10 +35,8 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     if (mark == 0 || block->device_slot == KVT_NO_SLOT) return;
     kvt_mark *slot_mark = &core->pools[core->config.pool_of_group[block->group]].slots[block->device_slot].mark;
     const kvt_mark before = *slot_mark;
-    /* Who lets go last need not be who used it last: a mark never goes back. */
-    if (before != 0 && kvt_mark_stream(before) == kvt_mark_stream(mark) && before > mark) return;
     const bool is_other_stream = before != 0 && kvt_mark_stream(before) != kvt_mark_stream(mark);
-    /* A sequence that gives back a fresh slot brings the mark of its last step, which may be older than the slot's last use. */
+    /* Who lets go last need not be who used it last: a mark never goes back. */
     if (!is_other_stream && mark <= before && !KVT_PLANTED(MARK_GOES_BACK)) return;
     if (is_other_stream && core->gpu && !core->gpu->ops->is_reached(core->gpu, before)) {
         /* Two streams used the slot. Make the newer one wait for the older, so that one mark speaks for both. */

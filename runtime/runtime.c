@@ -99,7 +99,7 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
     if (config->nvme_path) {
         const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
             .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes,
-            .record_bytes_max = options->block_bytes_max, .bytes_per_day = config->nvme_bytes_per_day, .side_bytes_max = kvt_tables_side_bytes(runtime->codec), .wake = wake,
+            .record_bytes_max = options->block_bytes_max, .bytes_per_day = config->nvme_bytes_per_day, .key = config->nvme_key, .side_bytes_max = kvt_tables_side_bytes(runtime->codec), .wake = wake,
             .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
         const enum kvt_status status = kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme);
         if (status == KVT_INVAL) name_field(ret_error, error_bytes);

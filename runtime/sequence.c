@@ -635,8 +635,11 @@ static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struc
     }
 }
 
-/* Keeps the live state at the end of the committed tokens. Without a free transfer there is no snapshot: a miss later. */
-static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
+/*
+ * Keeps the live state at the end of the committed tokens: a copy in the stream's order, since the same step may go on and write
+ * the state again. When none can start now there is no snapshot: a miss later.
+ */
+static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t stream)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
     const uint32_t i = (uint32_t)(sequence->tokens / core->block_tokens - 1);
@@ -654,7 +657,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
         return;
     }
     const uint32_t snapshot = table->spare;
-    if (snapshot == KVT_NO_BLOCK || core->transfers.free_head == KVT_NO_TRANSFER) return;
+    if (snapshot == KVT_NO_BLOCK || !kvt_flow_can_copy_now(core)) return;
     table->spare = KVT_NO_BLOCK;
     table->blocks[table->count++] = snapshot;
     struct kvt_block *block = kvt_core_block(core, snapshot);
@@ -665,7 +668,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
         kvt_block_set(block, KVT_BLOCK_INDEXED, true);
         kvt_prefix_insert(&core->prefix, snapshot);
     }
-    kvt_flow_copy_reserved(core, table->live, snapshot);
+    kvt_flow_copy_reserved(core, table->live, snapshot, stream);
     kvt_block_unclaim(core, snapshot, 0);
 }
 
@@ -705,7 +708,7 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     for (uint32_t g = 0; g < core->group_count; g++) {
         if (!is_state(core, g) || sequence->groups[g].live == KVT_NO_BLOCK) continue; /* nothing was ever appended */
         kvt_slot_mark(core, kvt_core_block(core, sequence->groups[g].live), mark);
-        if (is_snapshot) take_snapshot(core, sequence, g);
+        if (is_snapshot) take_snapshot(core, sequence, g, stream);
     }
     return KVT_OK;
 }

@@ -1,6 +1,8 @@
 /*
  * A base is the mean exponent of its channel, zeros left out: one number for where the channel's values lie, which a
- * few outliers do not move. A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
+ * few outliers do not move. It is rounded up from a fifth on: exponents reach farther down than up, so that their peak
+ * lies above the mean, and channels agree better when the peaks do (0.2 to 0.6 % on two models; anything from 0.7 to 0.9
+ * does as well). A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
  */
 #include "tiers/base_tables.h"
 
@@ -126,7 +128,7 @@ static void publish_learned(struct kvt_base_tables *tables)
     uint8_t *flat = (uint8_t *)tables->sums;
     for (size_t i = 0; i < entry_count(tables); i++) {
         const uint32_t sum = tables->sums[i], count = tables->counts[i];
-        flat[i] = count ? (uint8_t)((sum + count / 2) / count) : 0;
+        flat[i] = count ? (uint8_t)((sum + count * 4 / 5) / count) : 0;
     }
     struct kvt_base_set *set = tables->draft;
     for (size_t row = 0; row < row_count(tables); row++) {

@@ -219,7 +219,8 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     op->codec_ns = 0;
 
     const struct kvt_gpu_ops *gpu_ops = d->gpu->ops;
-    const uint32_t stream = op->kind == KVT_OP_STASH ? KVT_DEVICE_STREAM_STASH : KVT_DEVICE_STREAM_FETCH;
+    uint32_t stream = op->kind == KVT_OP_STASH ? KVT_DEVICE_STREAM_STASH : KVT_DEVICE_STREAM_FETCH;
+    if (op->kind == KVT_OP_COPY && op->stream != 0) stream = op->stream;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(op->after); i++) gpu_ops->wait(d->gpu, stream, op->after[i]);
     /* The op may be finished, but not handed back, before submit returns: poll has the same caller as this call. */
     gpu_ops->submit(d->gpu, stream, &job->job);

@@ -161,6 +161,7 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.staging_bytes = config->staging_bytes;
     store.link_bytes_per_s = config->link_bytes_per_s;
     store.queue_depth = depth;
+    store.key = config->key;
     store.bytes_per_day = config->bytes_per_day;
     store.held_bytes_max = UINT64_MAX; /* only the only copies of live sequences are held */
     store.record_bytes_max = config->record_bytes_max;

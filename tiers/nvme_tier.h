@@ -18,6 +18,7 @@ struct kvt_nvme_tier_config {
     uint64_t link_bytes_per_s;   /* pacing for experiments; 0: none */
     uint64_t staging_bytes;      /* the most memory for its I/O buffers */
     uint32_t queue_depth;        /* ops in flight; 0: 64 */
+    const uint8_t *key;          /* 32 bytes, borrowed for open; NULL: nothing is encrypted */
     uint64_t bytes_per_day;      /* endurance budget that admission is asked with; 0: none */
     uint32_t record_bytes_max;   /* the longest copy there will be, so that segments hold several; 0: unknown */
     uint64_t side_bytes_max;     /* of a side file, see below; 0: there is none */

@@ -35,6 +35,7 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
 {
     store->has_moved = false;
     kvt_store_io_collect(store, wait_ns);
+    kvt_seal_step(store);
     kvt_store_start_gets(store);
     kvt_store_io_pump(store);
     kvt_store_reclaim_step(store);
@@ -277,7 +278,15 @@ static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_stor
     KVT_TRY(kvt_store_memory_init(store, config->staging_bytes ? config->staging_bytes : 16 * KVT_MIB));
     KVT_TRY(kvt_store_index_init(&store->index));
     KVT_TRY(open_io(store, config->link_bytes_per_s, error));
-    KVT_TRY(kvt_store_recover(store, config->record_bytes_max, error));
+    if (config->key) {
+        KVT_TRY(kvt_seal_open(config->key, &store->seal));
+        store->seal_bytes = KVT_SEAL_BYTES;
+    }
+    KVT_TRY(kvt_store_recover(store, config->record_bytes_max ? config->record_bytes_max + store->seal_bytes : 0, error));
+    if (store->seal) {
+        KVT_TRY(kvt_seal_start(store->seal, store->queue_depth, kvt_store_length_max(store) + store->seal_bytes));
+        store->stats.cipher = kvt_seal_cipher(store->seal) == KVT_SEAL_AES_256_GCM ? "AES-256-GCM" : "XChaCha20-Poly1305";
+    }
     store->stats.capacity_bytes = store->capacity_bytes;
     store->stats.segment_bytes = store->segment_bytes;
     store->stats.segments_max = store->segments_max;
@@ -322,6 +331,7 @@ static void close_parts(struct kvt_store *store)
     for (int i = 0; i < 2; i++)
         kvt_table_unmap(store->summaries[i], (uint64_t)store->entries_max * sizeof *store->summaries[i]);
     kvt_table_unmap(store->reclaim.kept, (uint64_t)store->entries_max * sizeof *store->reclaim.kept);
+    kvt_seal_close(&store->seal);
     kvt_free(store->segments);
     kvt_store_index_done(&store->index);
     kvt_store_memory_done(store);
@@ -391,6 +401,7 @@ static void abandon_ops(struct kvt_store *store)
     if (store->big) store->big->status = KVT_SHUTDOWN;
     for (uint32_t i = 0; i < store->in_place_put_count; i++)
         if (store->in_place_puts[i].op) store->in_place_puts[i].op->status = KVT_SHUTDOWN;
+    if (store->seal) kvt_seal_abandon(store->seal);
     for (uint32_t e = 0; e < store->extent_count; e++)
         for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
             store->extents[e].ops[i]->status = KVT_SHUTDOWN;
@@ -427,7 +438,7 @@ void kvt_store_close(struct kvt_store **store_pointer)
 
 uint32_t kvt_store_length_max(const struct kvt_store *store)
 {
-    return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment);
+    return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment - store->seal_bytes);
 }
 
 static void queue_op(struct kvt_op_queue *queue, struct kvt_store_op *op)
@@ -476,10 +487,11 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
         op->ret_number = kvt_put_state(op)->sequence;
         store->phase_pending[store->phase]++;
         store->queued_bytes += op->length;
-        queue_op(&store->puts, op);
-    } else {
+        if (!store->seal) queue_op(&store->puts, op);
+    } else if (!store->seal) {
         queue_op((op->flags & KVT_STORE_URGENT) ? &store->urgent_gets : &store->gets, op);
     }
+    if (store->seal) kvt_seal_queue(store->seal, op);
     store->ops_outstanding++;
     store->ops_unfinished++;
     return true;
@@ -567,17 +579,17 @@ uint32_t kvt_store_delete(struct kvt_store *store, const struct kvt_store_name *
     return count;
 }
 
-static void describe(const struct kvt_store_entry *entry, struct kvt_store_found *ret_found)
+static void describe(const struct kvt_store *store, const struct kvt_store_entry *entry, struct kvt_store_found *ret_found)
 {
-    *ret_found = (struct kvt_store_found){ .generation = entry->generation, .length = entry->length, .form = entry->form,
-                                           .tokens = entry->tokens };
+    *ret_found = (struct kvt_store_found){ .generation = entry->generation, .length = entry->length - kvt_min_u32(store->seal_bytes, entry->length),
+                                           .form = entry->form, .tokens = entry->tokens };
 }
 
 bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
 {
     pthread_mutex_lock(&store->lock);
     const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
-    if (entry) describe(entry, ret_found);
+    if (entry) describe(store, entry, ret_found);
     pthread_mutex_unlock(&store->lock);
     return entry != NULL;
 }
@@ -593,7 +605,7 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
         kvt_store_entry_count(store, entry, -1);
         entry->holds++;
         kvt_store_entry_count(store, entry, 1);
-        describe(entry, ret_found);
+        describe(store, entry, ret_found);
     }
     pthread_mutex_unlock(&store->lock);
     return is_held;
@@ -723,8 +735,8 @@ uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_st
             const struct kvt_store_entry *entry = &store->index.entries[(*cursor)++];
             if (entry->state != KVT_ENTRY_LIVE) continue;
             struct kvt_store_listed *listed = &ret_listed[count++];
-            *listed = (struct kvt_store_listed){ .generation = entry->generation, .length = entry->length, .form = entry->form,
-                                                 .tokens = entry->tokens, .is_private = entry->is_private };
+            *listed = (struct kvt_store_listed){ .generation = entry->generation, .length = entry->length - kvt_min_u32(store->seal_bytes, entry->length),
+                                                 .form = entry->form, .tokens = entry->tokens, .is_private = entry->is_private };
             memcpy(&listed->name, &entry->name, sizeof listed->name);
         }
         pthread_mutex_unlock(&store->lock);

@@ -52,6 +52,17 @@ struct kvt_superblock {
 _Static_assert(sizeof(struct kvt_superblock) == 64, "byte table");
 _Static_assert(offsetof(struct kvt_superblock, crc) == 60, "byte table");
 
+/* Behind the superblock, in the block of each copy. In a store whose records are encrypted; zeros otherwise. */
+#define KVT_SUPERBLOCK_KEY_MAGIC 0x3159454b5654564bull
+#define KVT_SUPERBLOCK_KEY_AT    64u
+struct kvt_superblock_key {
+    uint64_t magic;
+    uint8_t id[16];          /* a digest of the key and the store's id */
+    uint32_t reserved;
+    uint32_t crc;
+};
+_Static_assert(sizeof(struct kvt_superblock_key) == 32, "byte table");
+
 struct kvt_segment_header {
     uint64_t magic;
     uint32_t version;

@@ -241,11 +241,12 @@ void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, e
         store->stats.get_bytes += op->ret_length;
     }
     op->next = NULL;
-    if (store->done.tail)
-        store->done.tail->next = op;
+    struct kvt_op_queue *done = store->seal ? kvt_seal_done_queue(store->seal) : &store->done;
+    if (done->tail)
+        done->tail->next = op;
     else
-        store->done.head = op;
-    store->done.tail = op;
+        done->head = op;
+    done->tail = op;
     KVT_ASSERT(store->ops_unfinished > 0);
     store->ops_unfinished--;
     store->has_news = true;

@@ -16,6 +16,7 @@
  *         store_read.c   gets
  *         store_in_place.c  puts without a copy
  *         store_commit.c  group commit: which puts are durable
+ *         store_seal.c   encryption: an op of the caller becomes an inner one
  *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
  *         store.c        public calls, the step, the thread
@@ -32,6 +33,7 @@
 #include "tiers/store_format.h"
 #include "tiers/store_index.h"
 #include "tiers/store_pace.h"
+#include "tiers/store_seal.h"
 #include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
@@ -240,6 +242,9 @@ struct kvt_store {
     } commit;
     struct kvt_wear wear;
     uint64_t held_bytes_max;
+    struct kvt_seal *seal;          /* NULL: nothing is encrypted */
+    uint32_t seal_bytes;            /* that each record takes for it */
+    uint8_t key_id_found[KVT_SEAL_ID_BYTES]; /* in the superblock, at open */
     bool has_day_before;
     uint64_t day_before_bytes;      /* found at open: written in the day before the youngest segment was begun */
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */

@@ -267,6 +267,11 @@ void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence,
     super.crc = kvt_crc32c(0, &super, offsetof(struct kvt_superblock, crc));
     memset(block, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(block, &super, sizeof super);
+    if (!store->seal) return;
+    struct kvt_superblock_key key = { .magic = KVT_SUPERBLOCK_KEY_MAGIC };
+    kvt_seal_id(store->seal, store->store_id, key.id);
+    key.crc = kvt_crc32c(0, &key, offsetof(struct kvt_superblock_key, crc));
+    memcpy(block + KVT_SUPERBLOCK_KEY_AT, &key, sizeof key);
 }
 
 static bool super_is_valid(const struct kvt_superblock *super)
@@ -305,7 +310,13 @@ static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock
         if (os_errno == ETIME) failed = os_errno;
         if (os_errno || !super_is_valid(&super)) continue;
         copies = copies > 0 && super.epoch != best.epoch ? 1 : copies + 1;
-        if (super.sequence > best.sequence) best = super;
+        if (super.sequence <= best.sequence) continue;
+        best = super;
+        struct kvt_superblock_key key;
+        memcpy(&key, store->super_buffer + KVT_SUPERBLOCK_KEY_AT, sizeof key);
+        const bool is_keyed = key.magic == KVT_SUPERBLOCK_KEY_MAGIC && key.crc == kvt_crc32c(0, &key, offsetof(struct kvt_superblock_key, crc));
+        memset(store->key_id_found, 0, sizeof store->key_id_found);
+        if (is_keyed) memcpy(store->key_id_found, key.id, sizeof store->key_id_found);
     }
     if (copies == 0 && failed) return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be read: %s", store->path, strerror(failed));
     *ret_super = best;
@@ -362,8 +373,12 @@ static const char *super_adopt(struct kvt_store *store, const struct kvt_superbl
         count_fixed(store);
     }
     set_geometry(store, super->segment_bytes);
+    uint8_t key_id[KVT_SEAL_ID_BYTES];
+    kvt_seal_id(store->seal, store->store_id, key_id);
     const char *why = NULL;
-    if (super->alignment < io_alignment)
+    if (memcmp(key_id, store->key_id_found, sizeof key_id) != 0)
+        why = "its records are under another key, or under none";
+    else if (super->alignment < io_alignment)
         why = "the device wants a larger alignment";
     else if (store->segments_max < SEGMENTS_MIN)
         why = "its segments are too large for the capacity";

@@ -53,6 +53,7 @@ struct kvt_tier_op {
     uint32_t group;
     uint32_t slot;          /* device: the slot that is read (stash) or written (fetch, copy) */
     uint32_t source_slot;   /* device copy only */
+    uint32_t stream;        /* device copy only: the engine's stream in whose order it runs; 0: the tier's own */
     uint32_t tokens;        /* valid tokens of the block; a state group: 1 */
     void *host;             /* stash and fetch: the host buffer, owned by the tier while the op is in flight */
     uint32_t host_capacity; /* device stash: bytes that may be written; nvme fetch: likewise */

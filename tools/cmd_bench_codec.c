@@ -1,8 +1,9 @@
 /*
- * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round a plain
- * copy into another 256 MiB, then pack and unpack by each implementation; thread CPU time, so that neighbours on the
- * machine disturb less; the median of the rounds. The ceiling of a speed is the copy in the same run; the ceiling of
- * a compression ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible.
+ * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round and for each
+ * implementation a plain copy into another 256 MiB, then pack and unpack, with base tables; thread CPU time, so that
+ * neighbours on the machine disturb less. A speed is the median of the rounds, its ratio the median of the rounds' ratios
+ * to the copy beside it. Then the same for bf16 noise, which pack must refuse. The ceiling of a compression ratio is the
+ * order-0 entropy of the exponents, the sign and mantissa taken as incompressible; bench_codec_samples.h says which samples.
  */
 #include "tools/cmd_bench_codec.h"
 
@@ -16,7 +17,9 @@
 #include "kernels/rank_planes.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/rng.h"
 #include "tiers/codec.h"
+#include "tools/bench_codec_samples.h"
 #include "tools/run/pages.h"
 
 enum {
@@ -24,11 +27,11 @@ enum {
     SLOW_BLOCKS = 128, /* what the reference gets: it is 20 times slower, and its speed does not depend on memory */
     BLOCK_BYTES = 64 * 1024,
     IMPLEMENTATIONS_MAX = 4,
-    CASES_MAX = 64
+    CASES_MAX = 96
 };
 #define SET_BYTES (256 * KVT_MIB)
 
-struct bench_case { char name[48]; double value; const char *unit; double ceiling; };
+struct bench_case { char name[48]; double value; const char *unit; double ceiling, ratio; };
 
 /* One type: its blocks, and where they go. */
 struct bench {
@@ -39,7 +42,11 @@ struct bench {
     uint32_t lengths[SET_BYTES / BLOCK_BYTES];
 };
 
-struct times { double copy[ROUNDS], pack[IMPLEMENTATIONS_MAX][ROUNDS], unpack[IMPLEMENTATIONS_MAX][ROUNDS]; };
+/* Seconds a block. */
+struct times {
+    double copy[IMPLEMENTATIONS_MAX][ROUNDS], pack[IMPLEMENTATIONS_MAX][ROUNDS], unpack[IMPLEMENTATIONS_MAX][ROUNDS];
+    double refuse[IMPLEMENTATIONS_MAX][ROUNDS];
+};
 
 static double thread_seconds(void)
 {
@@ -112,7 +119,7 @@ static bool run_rounds(struct bench *b, struct times *times)
             if (!ops->is_supported()) continue;
             const uint32_t count = k == 0 ? SLOW_BLOCKS : b->block_count;
             kvt_codec_set_kernels(b->codec, ops);
-            times->copy[round] = copy_pass(b);
+            times->copy[k][round] = copy_pass(b);
             times->pack[k][round] = pack_pass(b, count);
             memset(b->target, 0, (size_t)count * BLOCK_BYTES);
             times->unpack[k][round] = unpack_pass(b, count);
@@ -126,14 +133,28 @@ static bool run_rounds(struct bench *b, struct times *times)
     return true;
 }
 
-/* ---- Compression ratios ---------------------------------------------------------------------------------------- */
-
-static double ratio_of(const struct bench *b)
+/* Noise in the place of the pages; what pack does with it. */
+static bool run_noise(struct bench *b, struct times *times)
 {
-    uint64_t stored = 0;
-    for (uint32_t i = 0; i < b->block_count; i++) stored += b->lengths[i] ? b->lengths[i] : BLOCK_BYTES;
-    return (double)b->block_count * BLOCK_BYTES / (double)stored;
+    struct kvt_rng rng = { .state = 1 };
+    for (size_t at = 0; at < SET_BYTES; at += 8) kvt_store_u64(b->source + at, kvt_rng_next(&rng));
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
+            if (!kvt_rank_ops_at(k)->is_supported()) continue;
+            kvt_codec_set_kernels(b->codec, kvt_rank_ops_at(k));
+            times->copy[k][round] = copy_pass(b);
+            const double start = thread_seconds();
+            for (uint32_t i = 0; i < b->block_count; i++) {
+                const struct kvt_chunk_view view = view_of(b->source, i);
+                if (kvt_codec_pack(b->codec, 0, &view, b->tokens, b->packed, BLOCK_BYTES, b->scratch) != 0) return false;
+            }
+            times->refuse[k][round] = (thread_seconds() - start) / b->block_count;
+        }
+    }
+    return true;
 }
+
+/* ---- Compression ratios ---------------------------------------------------------------------------------------- */
 
 static double entropy_ratio(const struct bench *b, size_t page_bytes)
 {
@@ -186,7 +207,7 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
     b->tokens = BLOCK_BYTES / (2 * KVT_PAGES_CHANNELS * kvt_dtype_bytes(dtype));
     const struct kvt_model_shape shape = { .block_tokens = b->tokens, .group_count = 1, .groups = { {
         .dtype = dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } } };
-    if (kvt_codec_create(&shape, &b->codec) != KVT_OK) return false;
+    if (kvt_codec_create(&shape, &b->codec) != KVT_OK || kvt_codec_learn(b->codec, true) != KVT_OK) return false;
     b->source = kvt_table_map(SET_BYTES);
     b->target = kvt_table_map(SET_BYTES);
     b->packed = kvt_table_map(SET_BYTES);
@@ -200,17 +221,31 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
 
 /* ---- The cases and their report -------------------------------------------------------------------------------- */
 
-static void add_speed(struct bench_case *ret_case, const struct bench *b, const char *what, const char *by,
-                      double seconds, double copy_seconds)
+static void add_speed(struct bench_case *cases, uint32_t *count, const struct bench *b, const char *what, const char *by,
+                      double *seconds, const double *copy_seconds)
 {
-    (void)snprintf(ret_case->name, sizeof ret_case->name, "%s %s %s", kvt_dtype_name(b->dtype), what, by);
-    ret_case->value = BLOCK_BYTES / seconds * 1e-9;
-    ret_case->unit = "GB/s";
-    ret_case->ceiling = BLOCK_BYTES / copy_seconds * 1e-9;
+    double ratios[ROUNDS], copies[ROUNDS];
+    for (uint32_t i = 0; i < ROUNDS; i++) ratios[i] = copy_seconds[i] / seconds[i];
+    memcpy(copies, copy_seconds, sizeof copies);
+    struct bench_case *c = &cases[(*count)++];
+    (void)snprintf(c->name, sizeof c->name, "%s %s %s", kvt_dtype_name(b->dtype), what, by);
+    c->value = BLOCK_BYTES / median(seconds) * 1e-9;
+    c->unit = "GB/s";
+    c->ceiling = BLOCK_BYTES / median(copies) * 1e-9;
+    c->ratio = median(ratios);
 }
 
-/* Measures one type; appends its cases. */
-static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t *count)
+static void add_speeds(struct bench_case *cases, uint32_t *count, const struct bench *b, struct times *times)
+{
+    for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
+        if (!kvt_rank_ops_at(k)->is_supported()) continue;
+        add_speed(cases, count, b, "pack", kvt_rank_ops_at(k)->name, times->pack[k], times->copy[k]);
+        add_speed(cases, count, b, "unpack", kvt_rank_ops_at(k)->name, times->unpack[k], times->copy[k]);
+    }
+}
+
+/* Measures one type; appends its cases. *ret_entropy: the ceiling of its compression ratio. */
+static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t *count, double *ret_entropy)
 {
     struct bench *b = kvt_alloc(1, sizeof *b);
     struct times *times = kvt_alloc(1, sizeof *times);
@@ -219,20 +254,12 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
     if (!b || !times || !bench_init(b, dtype, &page_bytes)) {
         (void)fprintf(stderr, "kvtier: bench codec: memory was refused: it needs 900 MiB\n");
     } else if (run_rounds(b, times)) {
-        const double copy_seconds = median(times->copy);
-        if (dtype == KVT_DTYPE_BF16) add_speed(&cases[(*count)++], b, "copy", "memcpy", copy_seconds, copy_seconds);
-        for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
-            if (!kvt_rank_ops_at(k)->is_supported()) continue;
-            add_speed(&cases[(*count)++], b, "pack", kvt_rank_ops_at(k)->name, median(times->pack[k]), copy_seconds);
-            add_speed(&cases[(*count)++], b, "unpack", kvt_rank_ops_at(k)->name, median(times->unpack[k]),
-                      copy_seconds);
-        }
-        struct bench_case *ratio = &cases[(*count)++];
-        (void)snprintf(ratio->name, sizeof ratio->name, "%s raw over packed", kvt_dtype_name(dtype));
-        ratio->value = ratio_of(b);
-        ratio->unit = "x";
-        ratio->ceiling = entropy_ratio(b, page_bytes);
-        is_ok = true;
+        *ret_entropy = entropy_ratio(b, page_bytes);
+        add_speeds(cases, count, b, times);
+        is_ok = dtype != KVT_DTYPE_BF16 || run_noise(b, times);
+        for (uint32_t k = 0; is_ok && dtype == KVT_DTYPE_BF16 && kvt_rank_ops_at(k); k++)
+            if (kvt_rank_ops_at(k)->is_supported())
+                add_speed(cases, count, b, "noise refused", kvt_rank_ops_at(k)->name, times->refuse[k], times->copy[k]);
     }
     if (b) bench_done(b);
     kvt_free(times);
@@ -240,18 +267,40 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
     return is_ok;
 }
 
+static void add_ratio(struct bench_case *cases, uint32_t *count, const char *sample, const char *by, double value, double ceiling)
+{
+    if (value == 0) return;
+    struct bench_case *c = &cases[(*count)++];
+    *c = (struct bench_case){ .value = value, .unit = "x", .ceiling = ceiling, .ratio = value / ceiling };
+    (void)snprintf(c->name, sizeof c->name, "%.23s %.23s", sample, by);
+}
+
+/* The entropy is of the embedded pages: the ceiling of the others is about the same. */
+static void add_ratios(struct bench_case *cases, uint32_t *count, const double entropy[3])
+{
+    struct kvt_sample_ratios ratios[KVT_SAMPLE_RATIOS_MAX];
+    const uint32_t n = kvt_bench_sample_ratios(ratios);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kvt_sample_ratios *r = &ratios[i];
+        add_ratio(cases, count, r->name, "with tables", r->tables, entropy[i % 3]);
+        add_ratio(cases, count, r->name, "without tables", r->plain, entropy[i % 3]);
+        add_ratio(cases, count, r->name, "zstd-1", r->zstd, entropy[i % 3]);
+        add_ratio(cases, count, r->name, "bitshuffle + LZ4", r->shuffled_lz4, entropy[i % 3]);
+        add_ratio(cases, count, r->name, "LZ4", r->lz4, entropy[i % 3]);
+    }
+}
+
 static void print_cases(const struct bench_case *cases, uint32_t count, bool is_json)
 {
     if (is_json) (void)printf("{\"cases\":[");
-    else (void)printf("%-28s %10s %-6s %10s %8s\n", "case", "value", "unit", "ceiling", "ratio");
+    else (void)printf("%-40s %10s %-6s %10s %8s\n", "case", "value", "unit", "ceiling", "ratio");
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_case *c = &cases[i];
         if (is_json)
             (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}",
-                         i ? "," : "", c->name, c->value, c->unit, c->ceiling, c->value / c->ceiling);
+                         i ? "," : "", c->name, c->value, c->unit, c->ceiling, c->ratio);
         else
-            (void)printf("%-28s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling,
-                         c->value / c->ceiling);
+            (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
     }
     if (is_json) (void)printf("]}\n");
 }
@@ -260,9 +309,11 @@ int kvt_bench_codec(bool is_json)
 {
     static const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8 };
     struct bench_case cases[CASES_MAX];
+    double entropy[KVT_ARRAY_COUNT(dtypes)];
     uint32_t count = 0;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(dtypes); i++)
-        if (!bench_dtype(dtypes[i], cases, &count)) return 1;
+        if (!bench_dtype(dtypes[i], cases, &count, &entropy[i])) return 1;
+    add_ratios(cases, &count, entropy);
     print_cases(cases, count, is_json);
     return 0;
 }

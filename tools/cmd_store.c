@@ -8,13 +8,15 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
+#include "tools/key_file.h"
 #include "tools/text.h"
 
-#define OPTION_JSON 0x100
+enum { OPTION_JSON = 0x100, OPTION_KEY };
 
 struct options {
     const char *action, *directory;
-    bool is_json;
+    bool is_json, has_key;
+    uint8_t key[32];
 };
 
 /* What an action adds to what the store says of itself. */
@@ -29,13 +31,24 @@ struct action {
     int (*run)(const char *command, const struct options *options, struct kvt_store *store, struct findings *findings);
 };
 
-static const struct argp_option option_table[] = { { "json", OPTION_JSON, NULL, 0, "print JSON", 0 }, { 0 } };
+static const struct argp_option option_table[] = {
+    { "key-file", OPTION_KEY, "FILE", 0, "the key of an encrypted store: 32 bytes, or 64 hexadecimal digits", 0 },
+    { "json", OPTION_JSON, NULL, 0, "print JSON", 0 }, { 0 } };
 
 static error_t read_option(int key, char *value, struct argp_state *state)
 {
     struct options *options = state->input;
     switch (key) {
     case OPTION_JSON: options->is_json = true; return 0;
+    case OPTION_KEY: {
+        const char *rule = kvt_read_key_file(value, options->key);
+        if (rule) {
+            (void)kvt_refuse_value(state->argv[0], "--key-file", value, rule);
+            return EINVAL;
+        }
+        options->has_key = true;
+        return 0;
+    }
     case ARGP_KEY_ARG:
         if (!options->action)
             options->action = value;
@@ -218,6 +231,7 @@ static int open_and_run(const char *command, const struct options *options, cons
     struct kvt_store_config config = kvt_store_config_default();
     config.path = options->directory;
     config.is_existing = true;
+    config.key = options->has_key ? options->key : NULL;
     struct kvt_store *store = NULL;
     const enum kvt_status status = kvt_store_open(&config, NULL, &store, error, sizeof error);
     if (status == KVT_INVAL) return kvt_refuse_value(command, "DIR", options->directory, error);

@@ -5,6 +5,7 @@
 int kvt_cmd_bench(int argc, char **argv);
 int kvt_cmd_plan(int argc, char **argv);
 int kvt_cmd_run(int argc, char **argv);
+int kvt_cmd_sim(int argc, char **argv);
 int kvt_cmd_store(int argc, char **argv);
 
 #endif

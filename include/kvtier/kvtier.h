@@ -66,6 +66,7 @@ struct kvt_config {
     const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
     uint64_t nvme_bytes;        /* disk space, as du sees it */
     uint64_t nvme_bytes_per_day; /* endurance: written to the disk in 24 hours at most, but for what live sequences would lose; 0: no limit */
+    const uint8_t *nvme_key;    /* 32 bytes: what the store holds is encrypted and authenticated with it; borrowed for open. NULL: it is not */
     bool is_codec_off;          /* true: copies stay raw in every tier */
     bool is_codec_tables_off;   /* true: copies are packed without tables of the channels' scales, which are learned from the
                                    first few hundred tokens otherwise; copies that were packed with them are still read */

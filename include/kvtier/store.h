@@ -60,6 +60,8 @@ struct kvt_store_config {
     uint64_t bytes_per_day;    /* endurance: the most that is written to the device in 24 hours, all in all; 0: no limit. Kept over restarts */
     uint32_t queue_ms;         /* puts that wait for the disk take at most that long to write, as it was measured; 0: 2000 */
     uint64_t held_bytes_max;   /* record bytes held at once; more holds fail, so that they cannot fill the store. 0: half the capacity */
+    const uint8_t *key;        /* 32 bytes: records are encrypted and authenticated with it; borrowed for open. NULL: they are not. Over
+                                  records of another key, or of none, the store starts empty */
     uint32_t record_bytes_max; /* the longest record there will be, when known: segments are made to hold several. 0: unknown */
 };
 
@@ -235,6 +237,7 @@ struct kvt_store_stats {
     uint64_t recovered_records, recovered_private, recovered_bad; /* at open: found; private and dropped; failed a check */
     uint64_t index_bytes;
     const char *io_path;       /* "io_uring", "threads", ... */
+    const char *cipher;        /* of new records; NULL: not encrypted */
     bool is_direct;            /* O_DIRECT */
     uint32_t alignment;
     char io_note[160];         /* why something was not taken, or "" */

@@ -37,6 +37,40 @@ static void make(struct bench *bench)
     kvt_store_close(&bench->store);
 }
 
+static void an_encrypted_store_is_verified_with_its_key_only(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init(&bench, NULL, false);
+    uint8_t key[32];
+    for (int i = 0; i < 32; i++) key[i] = (uint8_t)(i * 7 + 200);
+    bench.config.key = key;
+    bench_open(&bench);
+    for (uint64_t i = 0; i < 50; i++) assert_int_equal(bench_put(&bench, i, 10000), KVT_OK);
+    kvt_store_close(&bench.store);
+    char raw[96], digits[96];
+    (void)snprintf(raw, sizeof raw, "%s/raw", bench.directory);
+    (void)snprintf(digits, sizeof digits, "%s/digits", bench.directory);
+    FILE *file = fopen(raw, "w");
+    assert_int_equal(fwrite(key, 1, 32, file), 32);
+    (void)fclose(file);
+    file = fopen(digits, "w");
+    for (int i = 0; i < 32; i++) (void)fprintf(file, i % 2 ? "%02x" : "%02X", key[i]);
+    (void)fprintf(file, "\n");
+    (void)fclose(file);
+    RUN("store", "verify", bench.path, "--key-file", raw);
+    assert_int_equal(outcome.exit_status, 0);
+    RUN("store", "stat", bench.path, "--key-file", digits);
+    assert_int_equal(outcome.exit_status, 0);
+    RUN("store", "verify", bench.path);
+    assert_int_not_equal(outcome.exit_status, 0);
+    RUN("store", "verify", bench.path, "--key-file", bench.path);
+    assert_int_equal(outcome.exit_status, 2);
+    RUN("store", "verify", bench.path, "--key-file", digits); /* it is still there */
+    assert_int_equal(outcome.exit_status, 0);
+    bench_done(&bench);
+}
+
 static void a_whole_store_is_described_listed_verified_and_compacted(void **state)
 {
     (void)state;
@@ -126,6 +160,7 @@ int main(int argc, char **argv)
     if (argc != 2) return 1;
     program = argv[1];
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_encrypted_store_is_verified_with_its_key_only),
         cmocka_unit_test(a_whole_store_is_described_listed_verified_and_compacted),
         cmocka_unit_test(a_bad_record_is_counted_and_is_exit_status_1),
         cmocka_unit_test(what_is_no_store_is_refused_and_left_as_it_is),

@@ -219,6 +219,25 @@ static void call_idle(struct world *world)
     WORLD_CHECK(world, status == (was_in_step ? KVT_INVAL : KVT_OK), "status %d", (int)status);
 }
 
+void calls_finish_sequence(struct world *world, uint32_t i, bool is_kept)
+{
+    struct twin_sequence *twin = &world->sequences[i];
+    kvt_sequence_finish(&world->core, world_core_sequence(world, twin), is_kept);
+    world_say(world, "finish %u: %s", i, is_kept ? "kept" : "not kept");
+    world->was_kept_false = world->was_kept_false || !is_kept;
+    if (twin->last_drop == 0) world->archive[world_below(world, WORLD_ARCHIVE)] = *twin;
+    twin->is_live = false;
+    WORLD_CHECK(world, kvt_sequence_of(&world->core, twin->handle) == NULL, "the handle still works");
+}
+
+static void call_finish(struct world *world)
+{
+    const uint32_t i = pick(world);
+    if (i == UINT32_MAX || is_in_step(world, i)) return;
+    /* Some worlds keep everything, so that reuse can be told exactly. */
+    calls_finish_sequence(world, i, world->config.seed % 2 == 0 || world_chance(world, 70));
+}
+
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
 /* Blocks that commits of tokens [from, to) seal, and the snapshot at the end. */
@@ -268,10 +287,8 @@ static void compute_in_step(struct world *world, uint32_t i, uint32_t stream)
     const bool is_snapshot = has_state(world) && world_chance(world, 60);
     if (is_snapshot && n > block_tokens) n -= (twin->tokens + n) % block_tokens;
     const uint32_t first = world_chance(world, 30) ? world_below(world, n + 1) : n;
-    const bool is_at_boundary = is_snapshot && (twin->tokens + first) % block_tokens == 0;
     compute(world, i, first, stream, is_snapshot);
-    /* After a snapshot the live state stays as it is until the step ends. */
-    if (n > first && !(is_at_boundary && first > 0)) compute(world, i, n - first, stream, is_snapshot);
+    if (n > first) compute(world, i, n - first, stream, is_snapshot);
     /* The tables may name other slots now, of equal blocks. */
     if (world_chance(world, 30)) world_launch_read(world, twin, stream);
 }
@@ -356,6 +373,17 @@ static void end_step(struct world *world, struct world_step *step)
     step->handle = 0;
 }
 
+/* What an engine does that finds no room: waits, sets somebody idle, ends what can never run. */
+static void answer_room(struct world *world, uint32_t i, enum kvt_room room)
+{
+    if (room == KVT_ROOM_PENDING && world_chance(world, 50)) {
+        for (uint32_t n = 0; n < 10; n++) world_drift(world);
+    }
+    if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
+    if (room == KVT_ROOM_FULL && world_chance(world, 8)) call_finish(world);
+    if (room == KVT_ROOM_TOO_LONG && world_chance(world, 50) && !is_in_step(world, i)) calls_finish_sequence(world, i, true);
+}
+
 static void call_step(struct world *world)
 {
     struct world_step *step = &world->steps[world_below(world, WORLD_STEPS_MAX)];
@@ -371,15 +399,14 @@ static void call_step(struct world *world)
         if (!world_chance(world, percent)) continue;
         const struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[i]);
         if (sequence->reserved == sequence->tokens && world_chance(world, 85)) {
-            const enum kvt_room room = append(world, i, choose_append(world, i));
-            /* An engine that finds no room sets somebody idle. */
-            if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
+            answer_room(world, i, append(world, i, choose_append(world, i)));
         }
+        if (!world->sequences[i].is_live) continue;
         members[count++] = i;
     }
     uint32_t active = 0;
     for (uint32_t m = 0; m < count; m++) {
-        if (is_active(world, members[m])) members[active++] = members[m];
+        if (world->sequences[members[m]].is_live && is_active(world, members[m])) members[active++] = members[m];
     }
     count = active;
     if (count == 0 || !begin_step(world, members, count, step)) return;
@@ -468,25 +495,6 @@ static void call_resume(struct world *world)
 {
     const uint32_t i = pick(world);
     if (i != UINT32_MAX) (void)resume(world, i);
-}
-
-void calls_finish_sequence(struct world *world, uint32_t i, bool is_kept)
-{
-    struct twin_sequence *twin = &world->sequences[i];
-    kvt_sequence_finish(&world->core, world_core_sequence(world, twin), is_kept);
-    world_say(world, "finish %u: %s", i, is_kept ? "kept" : "not kept");
-    world->was_kept_false = world->was_kept_false || !is_kept;
-    if (twin->last_drop == 0) world->archive[world_below(world, WORLD_ARCHIVE)] = *twin;
-    twin->is_live = false;
-    WORLD_CHECK(world, kvt_sequence_of(&world->core, twin->handle) == NULL, "the handle still works");
-}
-
-static void call_finish(struct world *world)
-{
-    const uint32_t i = pick(world);
-    if (i == UINT32_MAX || is_in_step(world, i)) return;
-    /* Some worlds keep everything, so that reuse can be told exactly. */
-    calls_finish_sequence(world, i, world->config.seed % 2 == 0 || world_chance(world, 70));
 }
 
 static void call_expect(struct world *world)
@@ -625,6 +633,25 @@ static void describe(struct world *world, uint32_t s)
         }
         if (table->live != KVT_NO_BLOCK) describe_block(world, g, UINT32_MAX, table->live);
     }
+}
+
+void calls_decode(struct world *world, uint32_t i, const uint32_t *ids, uint32_t count, bool is_snapshot)
+{
+    struct twin_sequence *twin = &world->sequences[i];
+    memmove(twin->ids + twin->tokens, ids, count * sizeof *ids);
+    twin->prompt = kvt_max_u32(twin->prompt, twin->tokens + count);
+    bool has_room = false;
+    for (uint32_t round = 0; round < ROUNDS_MAX; round++) {
+        has_room = has_room || append(world, i, count) == KVT_ROOM_OK;
+        world_round(world);
+        struct world_step step;
+        if (!has_room || !begin_step(world, &i, 1, &step)) continue;
+        compute(world, i, count, step.stream, is_snapshot);
+        end_step(world, &step);
+        return;
+    }
+    describe(world, i);
+    world_fail(world, "sequence %u cannot decode", i);
 }
 
 /* The sequence is the only active one: it must become ready, or lost, and read everything. */

@@ -428,7 +428,7 @@ void world_drift(struct world *world)
         run_stream(world, world->engine_streams[world_below(world, WORLD_ENGINE_STREAMS)], 1 + world_below(world, 12));
         break;
     case 3:
-        kvt_gpu_emulated_gate(world->gpu, world_below(world, KVT_DEVICE_STREAMS), world_chance(world, 15));
+        for (uint32_t s = 0; s < KVT_DEVICE_STREAMS; s++) kvt_gpu_emulated_gate(world->gpu, s, world_chance(world, 10));
         break;
     case 4: case 5: case 11:
         run_stream(world, world_below(world, KVT_DEVICE_STREAMS), 1 + world_below(world, 4));

@@ -6,6 +6,7 @@
 
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
+#include "tools/key_file.h"
 #include "tools/text.h"
 
 #define SHAPE_DEFAULT        "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
@@ -20,7 +21,7 @@
 
 enum option_key {
     OPTION_TRACE = 0x100, OPTION_WORKLOAD, OPTION_REQUESTS, OPTION_MODEL, OPTION_SHAPE, OPTION_BLOCK_TOKENS, OPTION_HBM,
-    OPTION_HOST, OPTION_NVME, OPTION_NVME_WRITES, OPTION_DEVICE, OPTION_POLICY, OPTION_PREFETCH, OPTION_ARRIVAL, OPTION_SPEED, OPTION_VERIFY,
+    OPTION_HOST, OPTION_NVME, OPTION_NVME_WRITES, OPTION_NVME_KEY, OPTION_DEVICE, OPTION_POLICY, OPTION_PREFETCH, OPTION_ARRIVAL, OPTION_SPEED, OPTION_VERIFY,
     OPTION_READ, OPTION_LINK_HBM, OPTION_LINK_NVME, OPTION_STEP, OPTION_BATCH, OPTION_PREFILL, OPTION_THINK, OPTION_SEED,
     OPTION_JSON
 };
@@ -42,6 +43,7 @@ static const struct argp_option option_table[] = {
     { "hbm", OPTION_HBM, "SIZE", 0, "device memory for blocks (default 64MiB)", 2 },
     { "host", OPTION_HOST, "SIZE", 0, "pinned host memory (default 256MiB)", 2 },
     { "nvme", OPTION_NVME, "DIR:SIZE", 0, "directory of the store and the disk space it may take (default: no such tier)", 2 },
+    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits", 2 },
     { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0, "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
     { "device", OPTION_DEVICE, "KIND", 0, "auto (default), cuda, emulated", 2 },
     { "link-hbm", OPTION_LINK_HBM, "GB/s", 0, "pace of the emulated device's link", 2 },
@@ -124,6 +126,14 @@ static error_t read_nvme(const struct argp_state *state, const char *value, stru
     return 0;
 }
 
+static error_t read_key(const struct argp_state *state, const char *value, struct kvt_run_options *options)
+{
+    const char *rule = kvt_read_key_file(value, options->nvme_key);
+    if (rule) return refuse(state, "--nvme-key-file", value, rule);
+    options->has_nvme_key = true;
+    return 0;
+}
+
 /* Options that take one of a few words. */
 static error_t read_word(int key, const char *value, const struct argp_state *state, struct kvt_run_options *options)
 {
@@ -200,6 +210,7 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
     case OPTION_HOST: error = read_size(state, "--host", value, &options->host_bytes); break;
     case OPTION_NVME: error = read_nvme(state, value, options); break;
     case OPTION_LINK_HBM: error = read_rate(state, "--link-hbm", value, &options->link_hbm_bytes_per_s); break;
+    case OPTION_NVME_KEY: error = read_key(state, value, options); break;
     case OPTION_NVME_WRITES: error = read_size(state, "--nvme-writes-per-day", value, &options->nvme_bytes_per_day); break;
     case OPTION_LINK_NVME: error = read_rate(state, "--link-nvme", value, &options->link_nvme_bytes_per_s); break;
     case OPTION_POLICY: options->policy = value; break;
@@ -292,6 +303,7 @@ struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)
     config.host_bytes = options->host_bytes;
     config.nvme_path = options->nvme_path[0] ? options->nvme_path : NULL;
     config.nvme_bytes = options->nvme_bytes;
+    config.nvme_key = options->has_nvme_key ? options->nvme_key : NULL;
     config.nvme_bytes_per_day = options->nvme_bytes_per_day;
     config.device_policy = options->policy;
     config.prefetch = options->prefetch;

@@ -24,6 +24,8 @@ struct kvt_run_options {
     uint64_t hbm_bytes, host_bytes; /* host 0: no such tier */
     char nvme_path[PATH_MAX];       /* "": no such tier */
     uint64_t nvme_bytes;
+    uint8_t nvme_key[32];
+    bool has_nvme_key;
     uint64_t nvme_bytes_per_day;    /* 0: no limit */
     enum kvt_device_kind device;
     const char *policy;             /* NULL: the default */

@@ -1,0 +1,230 @@
+/* kvtier sim from outside: what it prints, and how it refuses. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <json-c/json.h>
+
+#include "runtime/base/bytes.h"
+#include "tests/cli/run_program.h"
+
+enum { PATH_BYTES = 128, WORDS_MAX = 24 };
+
+static const char *program;
+static struct outcome outcome;
+static char root[PATH_BYTES], trace[PATH_BYTES + 16];
+
+static int enter(void **state)
+{
+    (void)state;
+    (void)snprintf(root, sizeof root, "/tmp/kvtier_sim_XXXXXX");
+    if (!mkdtemp(root)) return -1;
+    (void)snprintf(trace, sizeof trace, "%s/trace.jsonl", root);
+    return 0;
+}
+
+static int leave(void **state)
+{
+    (void)state;
+    (void)unlink(trace);
+    return rmdir(root);
+}
+
+static void write_trace(const char *text)
+{
+    FILE *file = fopen(trace, "w");
+    assert_non_null(file);
+    (void)fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Runs "sim" with these words; @ stands for the trace. */
+static void sim(const char *text)
+{
+    static char words[1024];
+    const char *arguments[WORDS_MAX + 2] = {"sim"};
+    uint32_t count = 1;
+    char *rest = words;
+    (void)snprintf(words, sizeof words, "%s", text);
+    for (char *word = strsep(&rest, " "); word; word = strsep(&rest, " ")) {
+        assert_true(count < WORDS_MAX);
+        if (*word) arguments[count++] = strcmp(word, "@") == 0 ? trace : word;
+    }
+    assert_true(run_program(program, arguments, &outcome));
+}
+
+static struct json_object *report(void)
+{
+    if (outcome.exit_status != 0) fail_msg("exit status %d: %s", outcome.exit_status, outcome.err);
+    assert_string_equal(outcome.err, "");
+    struct json_object *object = json_tokener_parse(outcome.out);
+    assert_non_null(object);
+    return object;
+}
+
+static struct json_object *result_at(struct json_object *object, size_t i)
+{
+    struct json_object *results;
+    assert_true(json_object_object_get_ex(object, "results", &results));
+    struct json_object *result = json_object_array_get_idx(results, i);
+    assert_non_null(result);
+    return result;
+}
+
+static int64_t number(struct json_object *object, const char *name)
+{
+    struct json_object *value;
+    if (!json_object_object_get_ex(object, name, &value)) fail_msg("%s is missing", name);
+    return json_object_get_int64(value);
+}
+
+static const char *text(struct json_object *object, const char *name)
+{
+    struct json_object *value;
+    if (!json_object_object_get_ex(object, name, &value)) fail_msg("%s is missing", name);
+    return json_object_get_string(value);
+}
+
+#define THREE_REQUESTS \
+    "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n" \
+    "{\"timestamp\":1,\"input_length\":1536,\"output_length\":5,\"hash_ids\":[1,2,3]}\n" \
+    "{\"timestamp\":2,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,3]}\n"
+
+/* Goal: the counts of a trace that can be reckoned by hand, in both modes. */
+static void three_requests_count_as_reckoned_by_hand(void **state)
+{
+    (void)state;
+    write_trace(THREE_REQUESTS);
+    sim("--trace @ --count flat --policies lru,belady --capacities 2,3 --json");
+    struct json_object *object = report();
+    static const int64_t hits[] = {3, 4, 4, 4}; /* lru at 2 and 3; the bound */
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(hits); i++) {
+        struct json_object *result = result_at(object, i);
+        assert_string_equal(text(result, "trace"), trace);
+        assert_string_equal(text(result, "policy"), i < 2 ? "lru" : "belady");
+        assert_int_equal(number(result, "capacity_blocks"), 2 + (int64_t)i % 2);
+        assert_int_equal(number(result, "accesses"), 7);
+        assert_int_equal(number(result, "hits"), hits[i]);
+        assert_int_equal(number(result, "hit_tokens"), hits[i] * 512);
+    }
+    (void)json_object_put(object);
+    sim("--trace @ --policies lru --capacities 3 --json"); /* tail first: 3, 2, 1; then 1 is a hit and 3 too */
+    object = report();
+    assert_int_equal(number(result_at(object, 0), "hits"), 4);
+    (void)json_object_put(object);
+}
+
+/* Goal: a percentage is of the trace's blocks; what never filled is said so; tiers add up. */
+static void capacities_are_blocks_shares_or_tiers(void **state)
+{
+    (void)state;
+    write_trace(THREE_REQUESTS);
+    sim("--trace @ --policies lru --capacities 34%,100%,4,1+2 --json");
+    struct json_object *object = report();
+    assert_int_equal(number(result_at(object, 0), "capacity_blocks"), 1);
+    assert_int_equal(number(result_at(object, 1), "capacity_blocks"), 3);
+    assert_string_equal(text(result_at(object, 1), "filled"), "true");
+    assert_string_equal(text(result_at(object, 2), "filled"), "false");
+    assert_int_equal(number(result_at(object, 3), "capacity_blocks"), 3);
+    assert_int_equal(number(result_at(object, 3), "hits"), number(result_at(object, 1), "hits"));
+    (void)json_object_put(object);
+}
+
+/* Goal: an empty trace, one line, one block and more than everything are counted by every policy. */
+static void the_smallest_traces_and_capacities_work(void **state)
+{
+    (void)state;
+    static const char *const traces[] = {"", "\n\n", "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"};
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(traces); i++) {
+        write_trace(traces[i]);
+        sim("--trace @ --capacities 1,100%,1073741822 --json");
+        struct json_object *object = report();
+        assert_int_equal(number(result_at(object, 0), "accesses"), i < 2 ? 0 : 2);
+        assert_int_equal(number(result_at(object, 0), "hits"), 0);
+        (void)json_object_put(object);
+        sim("--trace @ --count flat --capacities 1,2");
+        assert_int_equal(outcome.exit_status, 0);
+    }
+}
+
+/* Goal: people get a table, and CSV has a line for each result. */
+static void people_get_a_table_and_programs_csv(void **state)
+{
+    (void)state;
+    write_trace(THREE_REQUESTS);
+    sim("--trace @ --policies lru --capacities 2,50");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "3 requests, 7 accesses, 3 blocks"));
+    assert_non_null(strstr(outcome.out, "57.14*"));
+    assert_non_null(strstr(outcome.out, "* never filled"));
+    sim("--trace @ --policies lru,fifo --capacities 2,3,4 --csv");
+    assert_int_equal(count_lines(outcome.out), 7);
+    sim("--workload chat --requests 20 --policies lru --admission each --capacities 10%,20%");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "second-sight"));
+}
+
+/* Goal: each wrong value is refused with status 2, one line that names it, and nothing on stdout. */
+static void a_wrong_value_gets_one_line_that_names_it(void **state)
+{
+    (void)state;
+    static const struct { const char *words, *named; } wrong[] = {
+        {"", "--trace"}, {"--trace @ --workload chat", "--trace"}, {"--workload chat surplus", "surplus"},
+        {"--workload chat --frobnicate", "--frobnicate"}, {"--workload poetry", "poetry"},
+        {"--trace /nonexistent.jsonl", "/nonexistent.jsonl"},
+        {"--workload chat --requests 0", "--requests"}, {"--workload chat --requests many", "--requests"},
+        {"--workload chat --seed -1", "--seed"}, {"--workload chat --block-tokens 0", "--block-tokens"},
+        {"--workload chat --block-tokens 70000", "--block-tokens"}, {"--workload chat --repeat 0", "--repeat"},
+        {"--workload chat --repeat 10001", "--repeat"}, {"--workload chat --threads 0", "--threads"},
+        {"--workload chat --count sheep", "--count"}, {"--workload chat --order random", "--order"},
+        {"--workload chat --policies lru,,fifo", "--policies"}, {"--workload chat --policies wishful", "--policies"},
+        {"--workload chat --policies lru,", "--policies"},
+        {"--workload chat --capacities 0", "--capacities"}, {"--workload chat --capacities -5", "--capacities"},
+        {"--workload chat --capacities 5,", "--capacities"}, {"--workload chat --capacities 101%", "--capacities"},
+        {"--workload chat --capacities 0%", "--capacities"}, {"--workload chat --capacities %", "--capacities"},
+        {"--workload chat --capacities 1073741823", "--capacities"}, {"--workload chat --capacities 1+", "--capacities"},
+        {"--workload chat --capacities 1+2+3+4", "--capacities"}, {"--workload chat --capacities 1e3", "--capacities"},
+        {"--workload chat --capacities 99999999999999999999", "--capacities"},
+        {"--workload chat --admission hope", "--admission"}, {"--workload chat --admission all --capacities 1+2", "--admission"},
+        {"--workload chat --policies belady --admission all", "--policies"}, {"--workload chat --json --csv", "--json"},
+    };
+    write_trace(THREE_REQUESTS);
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
+        sim(wrong[i].words);
+        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_memory_equal(outcome.err, "kvtier sim: ", 12);
+        if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
+    }
+}
+
+/* Goal: a broken line of a trace is named by its number. */
+static void a_broken_line_of_a_trace_is_named(void **state)
+{
+    (void)state;
+    write_trace(THREE_REQUESTS "{\"timestamp\":3,\"input_length\":5120,\"output_length\":5,\"hash_ids\":[1,2]}\n");
+    sim("--trace @");
+    assert_int_equal(outcome.exit_status, 2);
+    assert_string_equal(outcome.out, "");
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, "trace.jsonl:4"));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) return 2;
+    program = argv[1];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(three_requests_count_as_reckoned_by_hand, enter, leave),
+        cmocka_unit_test_setup_teardown(capacities_are_blocks_shares_or_tiers, enter, leave),
+        cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
+        cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
+        cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
+        cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,72 @@
+/* What may happen in a step that has begun: several commits, a snapshot in between. */
+#include "tests/runtime/world.h"
+
+enum { STATE_BYTES = 64 };
+
+/* ---- A snapshot, and the step goes on -------------------------------------------------------------------------------- */
+
+struct state_kernel { uint8_t *slot; uint8_t value; bool is_write; uint64_t wrong; };
+
+static void run_state_kernel(void *user)
+{
+    struct state_kernel *kernel = user;
+    if (kernel->is_write) memset(kernel->slot, kernel->value, STATE_BYTES);
+    for (uint32_t i = 0; i < STATE_BYTES; i++) kernel->wrong += kernel->slot[i] != kernel->value;
+}
+
+/* The kernel's struct lives until the stream was cranked. */
+static void launch_state(struct world *w, kvt_seq seq, struct state_kernel *kernel)
+{
+    uint32_t slot;
+    uint64_t first, count;
+    assert_int_equal(kvt_seq_table(w->runtime, seq, 0, &slot, 1, &first, &count), KVT_OK);
+    assert_int_equal(count, 1);
+    kernel->slot = kvt_device_slot(w->runtime, 0, slot);
+    assert_int_equal(kvt_emulated_launch(w->runtime, kvt_emulated_stream(w->runtime, 0), run_state_kernel, kernel), KVT_OK);
+}
+
+static void a_snapshot_is_the_state_at_its_place_though_the_step_goes_on(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq;
+    kvt_step step;
+    uint64_t lost_from;
+    world_init(&w, 8, 0);
+    w.config.shape.groups[0] = (struct kvt_group_shape){ .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1,
+                                                         .state_bytes = STATE_BYTES };
+    world_open(&w);
+    text_make(&text, 1, 2 * BLOCK_TOKENS);
+    struct state_kernel first = { .value = 1, .is_write = true }, second = { .value = 2, .is_write = true }, check = { .value = 1 };
+    const kvt_stream stream = kvt_emulated_stream(w.runtime, 0);
+
+    (void)world_create(&w, &text, 2 * BLOCK_TOKENS, false, &seq);
+    assert_int_equal(world_reserve(&w, seq, BLOCK_TOKENS + 1), KVT_ROOM_OK);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
+    launch_state(&w, seq, &first);
+    assert_int_equal(kvt_seq_commit(w.runtime, seq, text.tokens, BLOCK_TOKENS, KVT_COMMIT_SNAPSHOT, stream), KVT_OK);
+    launch_state(&w, seq, &second);
+    assert_int_equal(kvt_seq_commit(w.runtime, seq, text.tokens + BLOCK_TOKENS, 1, 0, stream), KVT_OK);
+    world_end(&w, step);
+    world_crank(&w, 0);
+    world_settle(&w);
+    world_finish(&w, seq, true);
+
+    assert_int_equal(world_create(&w, &text, 2 * BLOCK_TOKENS, false, &seq), BLOCK_TOKENS);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
+    launch_state(&w, seq, &check);
+    world_end(&w, step);
+    world_crank(&w, 0);
+    assert_int_equal(check.wrong, 0);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_snapshot_is_the_state_at_its_place_though_the_step_goes_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

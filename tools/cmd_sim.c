@@ -1,0 +1,163 @@
+/* sim: what policies would keep of a workload: the runtime's own policies, driven without bytes. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/env.h"
+#include "runtime/base/mem.h"
+#include "tools/cli.h"
+#include "tools/commands.h"
+#include "tools/sim/options.h"
+#include "tools/sim/report.h"
+#include "tools/workload/workload.h"
+
+#define COMMAND "kvtier sim"
+
+struct sim {
+    const struct kvt_sim_options *options;
+    struct kvt_sim_trace *traces;
+    uint32_t trace_count;
+    struct kvt_count_job *jobs;
+    uint32_t *job_traces;
+    struct kvt_count_result *results;
+    enum kvt_status *statuses;
+    uint32_t job_count;
+};
+
+static uint64_t now_ns(void)
+{
+    const struct kvt_env env = kvt_env_default();
+    return kvt_env_now_ns(&env);
+}
+
+/* ---- Loading ------------------------------------------------------------------------------------------------------------ */
+
+/* A file of blank lines: a trace without requests. */
+static bool is_blank_file(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    int c = ' ';
+    if (!file) return false;
+    while (c == ' ' || c == '\t' || c == '\r' || c == '\n') c = fgetc(file);
+    const bool is_blank = c == EOF && !ferror(file);
+    (void)fclose(file);
+    return is_blank;
+}
+
+/* KVT_EXIT_OK, or one line was printed. */
+static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_sim_trace *trace)
+{
+    struct kvt_workload_options how = options->workload;
+    struct kvt_workload *workload = NULL;
+    char error[512] = "";
+    const char *option = options->trace_count > 0 ? "--trace" : "--workload";
+    const uint64_t begun_ns = now_ns();
+    enum kvt_status status = KVT_OK;
+    how.trace = options->trace_count > 0 ? options->traces[i] : NULL;
+    trace->name = how.trace ? how.trace : how.generator;
+    if (!how.trace || !is_blank_file(how.trace)) status = kvt_workload_create(&how, &workload, error, sizeof error);
+    if (status != KVT_OK) return kvt_usage_error(COMMAND, "%s: %s", option, error[0] ? error : kvt_status_text(status));
+
+    status = kvt_accesses_init(&trace->accesses, workload);
+    kvt_workload_destroy(&workload);
+    trace->load_seconds = (double)(now_ns() - begun_ns) * 1e-9;
+    if (status == KVT_INVAL) return kvt_usage_error(COMMAND, "%s: %s: more than 2147483647 blocks", option, trace->name);
+    return status == KVT_OK ? KVT_EXIT_OK : kvt_failure(COMMAND, "%s: out of memory", trace->name);
+}
+
+/* ---- The jobs ----------------------------------------------------------------------------------------------------------- */
+
+static uint32_t blocks_of(const struct kvt_sim_capacity *capacity, uint32_t tier, uint32_t block_count)
+{
+    if (capacity->percent_e2 == 0) return capacity->blocks[tier];
+    return kvt_max_u32(1, (uint32_t)((uint64_t)block_count * capacity->percent_e2 / 10000));
+}
+
+static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t admission, uint32_t capacity)
+{
+    const struct kvt_sim_options *options = sim->options;
+    const struct kvt_sim_capacity *c = &options->capacities[capacity];
+    struct kvt_count_job *job = &sim->jobs[sim->job_count];
+    *job = (struct kvt_count_job){
+        .accesses = &sim->traces[trace].accesses, .policy = options->policies[policy],
+        .admission = options->admission_count > 0 && options->policies[policy] ? options->admissions[admission] : NULL,
+        .mode = options->mode, .order = options->order, .tier_count = c->tier_count, .repeat = options->repeat,
+        .seed = options->workload.seed,
+    };
+    for (uint32_t t = 0; t < c->tier_count; t++) job->capacities[t] = blocks_of(c, t, job->accesses->block_count);
+    if (!job->policy && c->tier_count > 1) { /* the bound of as many blocks in one place */
+        for (uint32_t t = 1; t < c->tier_count; t++) job->capacities[0] += job->capacities[t];
+        job->tier_count = 1;
+    }
+    sim->job_traces[sim->job_count++] = trace;
+}
+
+static void add_jobs(struct sim *sim)
+{
+    const struct kvt_sim_options *options = sim->options;
+    for (uint32_t t = 0; t < sim->trace_count; t++) {
+        for (uint32_t p = 0; p < options->policy_count; p++) {
+            for (uint32_t a = 0; a < kvt_max_u32(1, options->admission_count); a++) {
+                for (uint32_t c = 0; c < options->capacity_count; c++) add_job(sim, t, p, a, c);
+            }
+        }
+    }
+}
+
+static void on_done(void *user, uint32_t done) { kvt_progress_update(user, done, NULL); }
+
+static int count(struct sim *sim)
+{
+    const struct kvt_sim_options *options = sim->options;
+    const uint64_t job_count = (uint64_t)sim->trace_count * options->policy_count * options->capacity_count *
+                               kvt_max_u32(1, options->admission_count);
+    sim->jobs = kvt_alloc(job_count, sizeof *sim->jobs);
+    sim->job_traces = kvt_alloc(job_count, sizeof *sim->job_traces);
+    sim->results = kvt_alloc(job_count, sizeof *sim->results);
+    sim->statuses = kvt_alloc(job_count, sizeof *sim->statuses);
+    if (!sim->jobs || !sim->job_traces || !sim->results || !sim->statuses) return kvt_failure(COMMAND, "out of memory");
+    add_jobs(sim);
+
+    struct kvt_progress progress;
+    kvt_progress_begin(&progress, "sim", sim->job_count);
+    const uint64_t begun_ns = now_ns();
+    kvt_count_all(sim->jobs, sim->job_count, options->threads, sim->results, sim->statuses, on_done, &progress);
+    const uint64_t took_ns = now_ns() - begun_ns;
+    kvt_progress_end(&progress);
+    for (uint32_t i = 0; i < sim->job_count; i++) {
+        if (sim->statuses[i] == KVT_OK) continue;
+        return kvt_failure(COMMAND, "%s with %u blocks: %s", kvt_sim_policy_name(sim->jobs[i].policy), sim->jobs[i].capacities[0],
+                           kvt_status_text(sim->statuses[i]));
+    }
+    const struct kvt_sim_report report = {
+        .options = options, .traces = sim->traces, .trace_count = sim->trace_count, .jobs = sim->jobs,
+        .job_traces = sim->job_traces, .results = sim->results, .job_count = sim->job_count, .seconds = (double)took_ns * 1e-9,
+    };
+    if (kvt_sim_print(&report, stdout) != KVT_OK) return kvt_failure(COMMAND, "the report: out of memory");
+    return KVT_EXIT_OK;
+}
+
+static void sim_done(struct sim *sim)
+{
+    for (uint32_t i = 0; sim->traces && i < sim->trace_count; i++) kvt_accesses_done(&sim->traces[i].accesses);
+    kvt_free(sim->traces);
+    kvt_free(sim->jobs);
+    kvt_free(sim->job_traces);
+    kvt_free(sim->results);
+    kvt_free(sim->statuses);
+}
+
+int kvt_cmd_sim(int argc, char **argv)
+{
+    struct kvt_sim_options options;
+    const int parsed = kvt_sim_options_parse(argc, argv, &options);
+    if (parsed != KVT_EXIT_OK) return parsed;
+
+    struct sim sim = {.options = &options, .trace_count = kvt_max_u32(1, options.trace_count)};
+    sim.traces = kvt_alloc(sim.trace_count, sizeof *sim.traces);
+    int exit_status = sim.traces ? KVT_EXIT_OK : kvt_failure(COMMAND, "out of memory");
+    for (uint32_t i = 0; exit_status == KVT_EXIT_OK && i < sim.trace_count; i++) exit_status = load(&options, i, &sim.traces[i]);
+    if (exit_status == KVT_EXIT_OK) exit_status = count(&sim);
+    sim_done(&sim);
+    return exit_status;
+}

@@ -1,0 +1,285 @@
+#include "tools/sim/options.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/bytes.h"
+#include "tools/cli.h"
+#include "tools/text.h"
+
+#define BLOCK_TOKENS_DEFAULT 16
+#define BLOCK_TOKENS_TRACE   512
+#define BLOCK_TOKENS_MAX     65535
+#define CAPACITIES_DEFAULT   "1%,5%,10%,25%,50%,100%"
+#define CAPACITY_MAX         ((UINT32_C(1) << 30) - 2)
+#define REPEAT_MAX           10000
+#define THREADS_MAX          64
+#define ITEM_BYTES           64
+
+enum option_key {
+    OPTION_TRACE = 0x100, OPTION_WORKLOAD, OPTION_REQUESTS, OPTION_SEED, OPTION_BLOCK_TOKENS, OPTION_COUNT, OPTION_ORDER,
+    OPTION_POLICIES, OPTION_CAPACITIES, OPTION_ADMISSION, OPTION_REPEAT, OPTION_THREADS, OPTION_JSON, OPTION_CSV
+};
+
+static const struct argp_option option_table[] = {
+    { 0, 0, 0, 0, "What is replayed:", 1 },
+    { "trace", OPTION_TRACE, "FILE", 0, "a serving trace: Mooncake JSONL, or Azure CSV; more than one may be given", 1 },
+    { "workload", OPTION_WORKLOAD, "NAME", 0, "or a generated one: chat, agent, longdoc, batch", 1 },
+    { "requests", OPTION_REQUESTS, "N", 0, "at most so many requests of each", 1 },
+    { "seed", OPTION_SEED, "N", 0, "of the generated workload and of the policies (default 0)", 1 },
+    { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "tokens of a block (default 16, of a trace 512)", 1 },
+    { "repeat", OPTION_REPEAT, "N", 0, "go through it so many times (default 1)", 1 },
+    { 0, 0, 0, 0, "What is counted:", 2 },
+    { "count", OPTION_COUNT, "HOW", 0, "prefix (default): a request's hits end at its first miss; flat: each block stands alone", 2 },
+    { "order", OPTION_ORDER, "HOW", 0, "prefix: a request's blocks are used from the tail (default) or from the head on", 2 },
+    { "policies", OPTION_POLICIES, "NAME,...", 0, "eviction policies, or belady: the bound, or all (default all)", 2 },
+    { "capacities", OPTION_CAPACITIES, "N,...", 0, "blocks, or N%: of the trace's different blocks, or N+N: tiers of so many "
+      "blocks that share nothing (default " CAPACITIES_DEFAULT ")", 2 },
+    { "admission", OPTION_ADMISSION, "NAME,...", 0, "which missed blocks are written: admission policies, or all of them by 'each'", 2 },
+    { 0, 0, 0, 0, "How:", 3 },
+    { "threads", OPTION_THREADS, "N", 0, "count so many capacities at once (default: one for each processor)", 3 },
+    { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
+    { "csv", OPTION_CSV, NULL, 0, "print CSV", 3 },
+    { 0 } };
+
+static error_t refuse(const struct argp_state *state, const char *option, const char *value, const char *rule)
+{
+    (void)kvt_refuse_value(state->argv[0], option, value, rule);
+    return EINVAL;
+}
+
+static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t least, uint64_t most,
+                          uint64_t *ret_count)
+{
+    const char *rule = kvt_parse_count(value, least, most, ret_count);
+    return rule ? refuse(state, option, value, rule) : 0;
+}
+
+/* ---- Lists ----------------------------------------------------------------------------------------------------------- */
+
+/* Cuts the next item off *list into item[ITEM_BYTES]. False: it is empty or too long. */
+static bool next_item(const char **list, char *item)
+{
+    const size_t length = strcspn(*list, ",");
+    const bool is_item = length > 0 && length < ITEM_BYTES;
+    if (is_item) {
+        memcpy(item, *list, length);
+        item[length] = '\0';
+    }
+    *list += length;
+    return is_item;
+}
+
+static bool has_more(const char **list)
+{
+    if (**list != ',') return false;
+    (*list)++;
+    return true;
+}
+
+static bool add_policy(struct kvt_sim_options *options, const struct kvt_policy_ops *ops)
+{
+    for (uint32_t i = 0; i < options->policy_count; i++) {
+        if (options->policies[i] == ops) return true;
+    }
+    if (options->policy_count == KVT_SIM_POLICIES_MAX) return false;
+    options->policies[options->policy_count++] = ops;
+    return true;
+}
+
+static error_t read_policies(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
+{
+    const char *rest = value;
+    options->policy_count = 0;
+    do {
+        char name[ITEM_BYTES];
+        bool is_added = next_item(&rest, name);
+        if (is_added && strcmp(name, "all") == 0) {
+            for (uint32_t i = 0; kvt_policy_at(i); i++) is_added = is_added && add_policy(options, kvt_policy_at(i));
+            is_added = is_added && add_policy(options, NULL);
+        } else if (is_added) {
+            const struct kvt_policy_ops *ops = kvt_policy_find(name);
+            is_added = (ops || strcmp(name, "belady") == 0) && add_policy(options, ops);
+        }
+        if (!is_added) {
+            return refuse(state, "--policies", value, "names of eviction policies with commas between, belady, or all: "
+                          "docs/policies.md lists them");
+        }
+    } while (has_more(&rest));
+    return 0;
+}
+
+static error_t read_admissions(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
+{
+    const char *rest = value;
+    options->admission_count = 0;
+    if (strcmp(value, "each") == 0) {
+        for (uint32_t i = 0; kvt_admission_at(i) && i < KVT_SIM_ADMISSIONS_MAX; i++)
+            options->admissions[options->admission_count++] = kvt_admission_at(i);
+        return 0;
+    }
+    do {
+        char name[ITEM_BYTES];
+        const struct kvt_admission_ops *ops = next_item(&rest, name) ? kvt_admission_find(name) : NULL;
+        if (!ops || options->admission_count == KVT_SIM_ADMISSIONS_MAX)
+            return refuse(state, "--admission", value, "names of admission policies with commas between, or each");
+        options->admissions[options->admission_count++] = ops;
+    } while (has_more(&rest));
+    return 0;
+}
+
+/* "5859", "2.5%", "1000+5000". NULL, or the rule that it breaks. */
+static const char *parse_capacity(char *text, struct kvt_sim_capacity *ret_capacity)
+{
+    static const char rule[] = "blocks, 1 to 1073741822, or 0.01% to 100%, or up to 3 tiers with + between";
+    struct kvt_sim_capacity capacity = {0};
+    const size_t length = strlen(text);
+    if (text[length - 1] == '%') {
+        double percent = 0;
+        text[length - 1] = '\0';
+        if (kvt_parse_decimal(text, 0.01, 100, &percent)) return rule;
+        capacity.percent_e2 = (uint32_t)(percent * 100 + 0.5);
+        capacity.tier_count = 1;
+        *ret_capacity = capacity;
+        return NULL;
+    }
+    char *saved = NULL;
+    if (*text == '+' || text[length - 1] == '+' || strstr(text, "++")) return rule;
+    for (char *part = strtok_r(text, "+", &saved); part; part = strtok_r(NULL, "+", &saved)) {
+        uint64_t blocks = 0;
+        if (capacity.tier_count == KVT_COUNT_TIERS_MAX || kvt_parse_count(part, 1, CAPACITY_MAX, &blocks)) return rule;
+        capacity.blocks[capacity.tier_count++] = (uint32_t)blocks;
+    }
+    *ret_capacity = capacity;
+    return NULL;
+}
+
+static error_t read_capacities(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
+{
+    const char *rest = value;
+    options->capacity_count = 0;
+    do {
+        char text[ITEM_BYTES];
+        if (!next_item(&rest, text)) return refuse(state, "--capacities", value, "numbers with commas between");
+        if (options->capacity_count == KVT_SIM_CAPACITIES_MAX) return refuse(state, "--capacities", value, "at most 128 of them");
+        const char *rule = parse_capacity(text, &options->capacities[options->capacity_count++]);
+        if (rule) return refuse(state, "--capacities", value, rule);
+    } while (has_more(&rest));
+    return 0;
+}
+
+/* ---- Options --------------------------------------------------------------------------------------------------------- */
+
+static error_t read_trace(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
+{
+    if (options->trace_count == KVT_SIM_TRACES_MAX) return refuse(state, "--trace", value, "at most 16 traces");
+    options->traces[options->trace_count++] = value;
+    return 0;
+}
+
+static error_t read_format(const struct argp_state *state, enum kvt_sim_format format, struct kvt_sim_options *options)
+{
+    if (options->format != KVT_SIM_TABLE && options->format != format) {
+        (void)kvt_usage_error(state->argv[0], "--json and --csv exclude each other");
+        return EINVAL;
+    }
+    options->format = format;
+    return 0;
+}
+
+/* The last of what only the whole command line tells. */
+static error_t put_together(const struct argp_state *state, struct kvt_sim_options *options)
+{
+    const bool is_trace = options->trace_count > 0;
+    if (is_trace == (options->workload.generator != NULL)) {
+        (void)kvt_usage_error(state->argv[0], "%s", is_trace ? "--trace and --workload exclude each other"
+                                                             : "one of --trace FILE and --workload NAME is needed");
+        return EINVAL;
+    }
+    bool is_tiered = false;
+    for (uint32_t i = 0; i < options->capacity_count; i++) is_tiered = is_tiered || options->capacities[i].tier_count > 1;
+    if (is_tiered && options->admission_count > 0) {
+        (void)kvt_usage_error(state->argv[0], "--admission is for capacities of one tier only");
+        return EINVAL;
+    }
+    for (uint32_t i = 0; i < options->policy_count; i++) {
+        if (options->policies[i] || options->policy_count > 1 || (!is_tiered && options->admission_count == 0)) continue;
+        (void)kvt_usage_error(state->argv[0], "--policies belady: the bound has one tier and admits all");
+        return EINVAL;
+    }
+    if (options->workload.block_tokens == 0)
+        options->workload.block_tokens = is_trace ? BLOCK_TOKENS_TRACE : BLOCK_TOKENS_DEFAULT;
+    return 0;
+}
+
+static error_t read_number(int key, const char *value, const struct argp_state *state, struct kvt_sim_options *options)
+{
+    uint64_t n = 0;
+    error_t error;
+    switch (key) {
+    case OPTION_REQUESTS:
+        error = read_count(state, "--requests", value, 1, UINT32_MAX - 1, &n);
+        options->workload.requests_max = (uint32_t)n;
+        return error;
+    case OPTION_SEED: return read_count(state, "--seed", value, 0, UINT64_MAX, &options->workload.seed);
+    case OPTION_BLOCK_TOKENS:
+        error = read_count(state, "--block-tokens", value, 1, BLOCK_TOKENS_MAX, &n);
+        options->workload.block_tokens = (uint32_t)n;
+        return error;
+    case OPTION_REPEAT:
+        error = read_count(state, "--repeat", value, 1, REPEAT_MAX, &n);
+        options->repeat = (uint32_t)n;
+        return error;
+    case OPTION_THREADS:
+        error = read_count(state, "--threads", value, 1, THREADS_MAX, &n);
+        options->threads = (uint32_t)n;
+        return error;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t read_option(int key, char *value, struct argp_state *state)
+{
+    struct kvt_sim_options *options = state->input;
+    switch (key) {
+    case OPTION_TRACE: return read_trace(state, value, options);
+    case OPTION_WORKLOAD: options->workload.generator = value; return 0;
+    case OPTION_COUNT:
+        if (strcmp(value, "flat") != 0 && strcmp(value, "prefix") != 0) return refuse(state, "--count", value, "flat or prefix");
+        options->mode = *value == 'f' ? KVT_COUNT_FLAT : KVT_COUNT_PREFIX;
+        return 0;
+    case OPTION_ORDER:
+        if (strcmp(value, "tail") != 0 && strcmp(value, "head") != 0) return refuse(state, "--order", value, "tail or head");
+        options->order = *value == 't' ? KVT_COUNT_TAIL : KVT_COUNT_HEAD;
+        return 0;
+    case OPTION_POLICIES: return read_policies(state, value, options);
+    case OPTION_CAPACITIES: return read_capacities(state, value, options);
+    case OPTION_ADMISSION: return read_admissions(state, value, options);
+    case OPTION_JSON: return read_format(state, KVT_SIM_JSON, options);
+    case OPTION_CSV: return read_format(state, KVT_SIM_CSV, options);
+    case ARGP_KEY_ARG: return kvt_refuse_argument(state, value);
+    case ARGP_KEY_INIT:
+        (void)read_policies(state, "all", options);
+        return read_capacities(state, CAPACITIES_DEFAULT, options);
+    case ARGP_KEY_END: return put_together(state, options);
+    default: return read_number(key, value, state, options);
+    }
+}
+
+int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_options)
+{
+    static const struct argp parser = {
+        .options = option_table, .parser = read_option,
+        .doc = "Counts what the runtime's policies would keep of a workload, without running it.",
+    };
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    *ret_options = (struct kvt_sim_options){
+        .mode = KVT_COUNT_PREFIX, .order = KVT_COUNT_TAIL, .repeat = 1,
+        .threads = processors > 0 ? kvt_min_u32((uint32_t)processors, THREADS_MAX) : 1,
+        .workload = {.think_ns = UINT64_MAX},
+    };
+    return kvt_parse_options(&parser, argc, argv, ret_options);
+}

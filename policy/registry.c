@@ -20,6 +20,7 @@
     X(arc)                   \
     X(two_q)                 \
     X(lirs)                  \
+    X(lirs_duel)             \
     X(gdsf)
 
 #define ADMISSION_POLICIES(X) \

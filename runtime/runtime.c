@@ -26,6 +26,7 @@
 
 #define COPY_STREAMS  2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
 #define ENGINE_STREAMS 8
+#define DRAIN_SLICE_NS (10u * 1000u * 1000u)
 
 /* ---- Fork ------------------------------------------------------------------------------------------------------------ */
 
@@ -92,6 +93,14 @@ static void name_field(char *error, size_t error_bytes)
     (void)snprintf(error, error_bytes, "%s", line);
 }
 
+static enum kvt_status open_host(struct kvt_runtime *runtime, const struct kvt_options *options)
+{
+    if (options->config.host_bytes == 0) return KVT_OK;
+    const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
+        .chunk_bytes = options->host_chunk_bytes, .is_pinning_wanted = true, .wake = { kvt_runtime_wake, runtime } };
+    return kvt_host_tier_open(&host, &runtime->env, &runtime->host);
+}
+
 static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error, size_t error_bytes)
 {
     const struct kvt_config *config = &options->config;
@@ -105,11 +114,7 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
         if (status == KVT_INVAL) name_field(ret_error, error_bytes);
         KVT_TRY(status);
     }
-    if (config->host_bytes > 0) {
-        const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
-            .chunk_bytes = options->host_chunk_bytes, .is_pinning_wanted = true, .wake = wake };
-        KVT_TRY(kvt_host_tier_open(&host, &runtime->env, &runtime->host));
-    }
+    KVT_TRY(open_host(runtime, options));
     struct kvt_device_tier_config device = { .shape = config->shape, .pool_count = options->core.pool_count,
         .gpu = runtime->env.gpu, .codec = runtime->codec, .wake = wake,
         .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s, .link_latency_ns = config->link_hbm_latency_ns } };
@@ -119,16 +124,27 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
     return kvt_device_tier_open(&device, &runtime->env, &runtime->device);
 }
 
-static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options *options)
+/* A caller's tiers instead of the real ones. */
+static enum kvt_status open_model(struct kvt_runtime *runtime, const struct kvt_runtime_parts *parts, struct kvt_options *options,
+                                  struct kvt_gpu **ret_gpu)
+{
+    runtime->is_modelled = true;
+    options->core.is_packing = parts->is_packing;
+    if (options->config.nvme_path) KVT_TRY(parts->open_nvme(parts->user, options, &runtime->nvme));
+    KVT_TRY(open_host(runtime, options));
+    return parts->open_device(parts->user, options, &runtime->device, ret_gpu);
+}
+
+static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options *options, struct kvt_gpu *gpu)
 {
     options->core.device = runtime->device;
     options->core.host = runtime->host;
     options->core.host_chunk_bytes = options->host_chunk_bytes;
     options->core.nvme = runtime->nvme;
-    options->core.gpu = kvt_device_tier_gpu(runtime->device);
+    options->core.gpu = gpu;
     options->core.env = &runtime->env;
     /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
+    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
     const enum kvt_status status = kvt_core_init(&runtime->core, &options->core);
@@ -136,7 +152,8 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     return status;
 }
 
-static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config, char *ret_error, size_t error_bytes)
+static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_config *config,
+                                  const struct kvt_runtime_parts *parts, char *ret_error, size_t error_bytes)
 {
     KVT_TRY(kvt_key_init());
     if (kvt_shape_check(&config->shape, NULL, 0) == KVT_OK && !config->is_codec_off)
@@ -148,16 +165,28 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
         if (ret_error) (void)snprintf(ret_error, error_bytes, "device is cuda: no CUDA device or driver was found");
         return KVT_UNSUPPORTED;
     }
-    KVT_TRY(open_tiers(runtime, &options, ret_error, error_bytes));
+    struct kvt_gpu *gpu = NULL;
+    if (parts) {
+        KVT_TRY(open_model(runtime, parts, &options, &gpu));
+    } else {
+        KVT_TRY(open_tiers(runtime, &options, ret_error, error_bytes));
+        gpu = kvt_device_tier_gpu(runtime->device);
+    }
     KVT_TRY(kvt_tables_open(&runtime->tables, runtime->codec, runtime->nvme, &runtime->env, options.core.space,
                             config->shape.group_count, config->is_codec_tables_off));
     runtime->overhead_bytes = options.staging_bytes + options.scratch_bytes;
-    KVT_TRY(open_core(runtime, &options));
+    KVT_TRY(open_core(runtime, &options, gpu));
     runtime->is_core_open = true;
     return KVT_OK;
 }
 
 enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
+{
+    return kvt_runtime_open(config, NULL, ret_runtime, ret_error, error_bytes);
+}
+
+enum kvt_status kvt_runtime_open(const struct kvt_config *config, const struct kvt_runtime_parts *parts,
+                                 struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
 {
     if (ret_error && error_bytes) ret_error[0] = '\0';
     KVT_TRY(kvt_options_check_version(config, ret_error, error_bytes));
@@ -177,7 +206,7 @@ enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **r
     (void)pthread_condattr_destroy(&attributes);
 
     enum kvt_status status = runtime->wake_fd < 0 || runtime->event_fd < 0 ? KVT_IO : KVT_OK;
-    if (status == KVT_OK) status = open_parts(runtime, config, ret_error, error_bytes);
+    if (status == KVT_OK) status = open_parts(runtime, config, parts, ret_error, error_bytes);
     if (status == KVT_OK && !runtime->env.is_single_threaded) status = kvt_pump_start(runtime);
     if (status != KVT_OK) {
         kvt_close(&runtime);
@@ -209,8 +238,9 @@ static bool drain(struct kvt_runtime *runtime)
             const struct kvt_gpu_ops *gpu = core->gpu->ops;
             for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
                 (void)kvt_gpu_emulated_run(core->gpu, s);
+            if (runtime->env.pass) runtime->env.pass(runtime->env.clock_user, DRAIN_SLICE_NS);
         } else if (core->transfers.in_flight > 0) {
-            (void)kvt_pump_sleep(runtime, 10u * 1000u * 1000u);
+            (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
         if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
     }
@@ -449,6 +479,16 @@ static bool wait_for_event(struct kvt_runtime *runtime, uint64_t timeout_ns)
     return runtime->core.events != runtime->events_waited;
 }
 
+/* The one thread waits: what can be done at once is done, then time passes once. */
+static bool pass_time(struct kvt_runtime *runtime, uint64_t timeout_ns)
+{
+    while (kvt_runtime_pump(runtime)) continue;
+    if (runtime->core.events != runtime->events_waited) return true;
+    runtime->env.pass(runtime->env.clock_user, timeout_ns);
+    while (kvt_runtime_pump(runtime)) continue;
+    return runtime->core.events != runtime->events_waited;
+}
+
 bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns)
 {
     if (kvt_runtime_is_child(runtime)) return false;
@@ -456,6 +496,7 @@ bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns)
     (void)kvt_runtime_pump(runtime);
     bool is_news = runtime->core.events != runtime->events_waited;
     if (!is_news && !runtime->env.is_single_threaded) is_news = wait_for_event(runtime, timeout_ns);
+    if (!is_news && runtime->env.is_single_threaded && runtime->env.pass) is_news = pass_time(runtime, timeout_ns);
     runtime->events_waited = runtime->core.events;
     uint64_t count;
     (void)!read(runtime->event_fd, &count, sizeof count);

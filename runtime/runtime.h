@@ -12,6 +12,8 @@
 #include "runtime/core.h"
 #include "runtime/tables.h"
 
+struct kvt_options;
+
 struct kvt_runtime {
     struct kvt_env env;
     pthread_mutex_t lock;
@@ -23,6 +25,7 @@ struct kvt_runtime {
     struct kvt_tables tables;   /* the pump's thread, or the single one */
     uint64_t overhead_bytes;    /* of the host budget, besides slots */
     bool is_core_open;
+    bool is_modelled;           /* the tiers are a caller's */
 
     uint64_t events_told;       /* core.events that waiters know of */
     uint64_t events_waited;     /* core.events at the end of the last kvt_wait */
@@ -35,6 +38,20 @@ struct kvt_runtime {
     uint64_t pump_timer_ns;     /* when the pump wakes by itself; under lock */
     uint32_t fork_count;        /* of the process that opened it */
 };
+
+/*
+ * Opens a runtime on tiers of the caller's making: a simulator's. The options are resolved as ever; the runtime owns the
+ * tiers from then on. is_packing: stashes are asked for in packed form, though there is no codec. parts is borrowed for the
+ * call; NULL: what kvt_open() does.
+ */
+struct kvt_runtime_parts {
+    enum kvt_status (*open_device)(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier, struct kvt_gpu **ret_gpu);
+    enum kvt_status (*open_nvme)(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier);
+    void *user;
+    bool is_packing;
+};
+KVT_NODISCARD enum kvt_status kvt_runtime_open(const struct kvt_config *config, const struct kvt_runtime_parts *parts,
+                                               struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes);
 
 /* True in a child of fork(): every call must be refused. */
 bool kvt_runtime_is_child(const struct kvt_runtime *runtime);

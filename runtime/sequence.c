@@ -399,6 +399,16 @@ static bool is_live_shared(const struct kvt_core *core, const struct kvt_sequenc
     return table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->refs > 1;
 }
 
+/* Slots for more tokens would need a copy of the tail or of the state first, which a step that runs on them cannot wait for. */
+static bool must_copy(const struct kvt_core *core, const struct kvt_sequence *sequence)
+{
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const bool is_shared = is_state(core, g) ? is_live_shared(core, &sequence->groups[g]) : is_tail_shared(core, sequence, g);
+        if (is_shared) return true;
+    }
+    return false;
+}
+
 static void count_append(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t reserved,
                          uint32_t need[KVT_GROUPS_MAX], uint64_t total[KVT_GROUPS_MAX])
 {
@@ -502,7 +512,8 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 
 enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n, enum kvt_room *ret_room)
 {
-    if (!is_active(sequence)) return KVT_INVAL;
+    const bool is_stepping = sequence->step != NO_STEP;
+    if (!is_active(sequence) || (is_stepping && must_copy(core, sequence))) return KVT_INVAL;
     if (n > UINT64_MAX / 2) { /* so much that counting its blocks would overflow */
         *ret_room = KVT_ROOM_TOO_LONG;
         return KVT_OK;
@@ -516,6 +527,10 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
             *ret_room = KVT_ROOM_TOO_LONG;
             return KVT_OK;
         }
+    }
+    if (is_stepping && !kvt_core_step_extend(core, sequence)) {
+        *ret_room = KVT_ROOM_PENDING;
+        return KVT_OK;
     }
     if (!make_claimable(core, need)) {
         *ret_room = KVT_ROOM_FULL;

@@ -123,6 +123,11 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
 enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream, kvt_step *ret_step);
 enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step step);
+/*
+ * Before a sequence that is in a step reserves more, what step_begin does for those that reserved before it: the copies that will be
+ * out of date go, and the stream is ordered after whatever used the slots. False: something still reads; ask again.
+ */
+bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence);
 enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *sequence);
 
 #endif

@@ -29,10 +29,32 @@ static void host_stats(const struct kvt_runtime *runtime, struct kvt_tier_stats 
     ret_stats->evictions = host->evictions;
 }
 
+/* A modelled nvme tier has no store behind it: what its counters say. */
+static void model_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
+{
+    struct kvt_tier_stats *tier = &ret_stats->tiers[KVT_TIER_NVME];
+    struct kvt_tier_counters counters;
+    runtime->nvme->ops->counters(runtime->nvme, &counters);
+    tier->capacity_bytes = counters.capacity_bytes;
+    tier->used_bytes = counters.used_bytes;
+    tier->peak_bytes = counters.peak_bytes;
+    tier->blocks_max = runtime->core.nvme_blocks_peak;
+    tier->evictions = counters.dropped;
+    ret_stats->store_raw_bytes = runtime->core.counters.store_raw_bytes;
+    ret_stats->store_stored_bytes = runtime->core.counters.bytes_in[KVT_TIER_NVME];
+    ret_stats->store_written_bytes = counters.bytes_in;
+    ret_stats->store_write_amplification = 
+        ret_stats->store_stored_bytes ? (double)counters.bytes_in / (double)ret_stats->store_stored_bytes : 0;
+}
+
 static void store_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
 {
     struct kvt_tier_stats *tier = &ret_stats->tiers[KVT_TIER_NVME];
     if (!runtime->nvme) return;
+    if (runtime->is_modelled) {
+        model_stats(runtime, ret_stats);
+        return;
+    }
     struct kvt_store_stats store;
     kvt_store_stats(kvt_nvme_tier_store(runtime->nvme), &store);
     tier->capacity_bytes = store.capacity_bytes;

@@ -111,9 +111,8 @@ static enum kvt_ready make_writable(struct kvt_core *core, uint32_t index)
     return KVT_READY;
 }
 
-static enum kvt_ready check_writable(struct kvt_core *core, struct kvt_sequence *sequence)
+static enum kvt_ready make_ends_writable(struct kvt_core *core, const struct kvt_sequence *sequence)
 {
-    if (sequence->reserved == sequence->tokens) return KVT_READY;
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         uint32_t block = table->live;
@@ -121,9 +120,14 @@ static enum kvt_ready check_writable(struct kvt_core *core, struct kvt_sequence 
             if (sequence->tokens % core->block_tokens == 0) continue;
             block = table->blocks[sequence->tokens / core->block_tokens];
         }
-        if (make_writable(core, block) != KVT_READY) return KVT_NOT_READY;
+        if (block != KVT_NO_BLOCK && make_writable(core, block) != KVT_READY) return KVT_NOT_READY;
     }
     return KVT_READY;
+}
+
+static enum kvt_ready check_writable(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    return sequence->reserved == sequence->tokens ? KVT_READY : make_ends_writable(core, sequence);
 }
 
 static enum kvt_ready check_ready(struct kvt_core *core, struct kvt_sequence *sequence)
@@ -174,6 +178,13 @@ static void order_after_other_streams(struct kvt_core *core, uint32_t stream)
         if (s == stream || mark == 0) continue;
         if (!core->gpu->ops->is_reached(core->gpu, mark)) core->gpu->ops->wait(core->gpu, stream, mark);
     }
+}
+
+bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (make_ends_writable(core, sequence) != KVT_READY) return false;
+    order_after_other_streams(core, core->steps[sequence->step].stream);
+    return true;
 }
 
 static void measure_step(struct kvt_core *core)

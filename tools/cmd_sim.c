@@ -9,6 +9,7 @@
 #include "tools/commands.h"
 #include "tools/sim/options.h"
 #include "tools/sim/report.h"
+#include "tools/sim/timed.h"
 #include "tools/workload/workload.h"
 
 #define COMMAND "kvtier sim"
@@ -149,6 +150,7 @@ static void sim_done(struct sim *sim)
 
 int kvt_cmd_sim(int argc, char **argv)
 {
+    if (kvt_sim_is_timed(argc, argv)) return kvt_sim_timed(argc, argv);
     struct kvt_sim_options options;
     const int parsed = kvt_sim_options_parse(argc, argv, &options);
     if (parsed != KVT_EXIT_OK) return parsed;

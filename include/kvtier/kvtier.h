@@ -140,7 +140,8 @@ enum kvt_room {
 
 /*
  * Reserves slots for n more tokens, all or none. In a state group the first append also gives the live state its slot.
- * A sequence that is not ready may append. INVAL: stale or idle sequence.
+ * A sequence that is not ready may append, and one in a step. INVAL: stale or idle sequence; or in a step that began without
+ * reserved tokens on a sequence whose last block is shared or was cut (fork, truncate): reserve before step_begin.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n, enum kvt_room *ret_room);
 

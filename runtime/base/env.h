@@ -34,6 +34,12 @@ struct kvt_env {
     /* True: no thread is started anywhere; polling a tier does its work in the caller's thread. */
     bool is_single_threaded;
 
+    /*
+     * Single-threaded only: time passes on the clock, at most so much, until a tier has something to give or the runtime wants
+     * to be called. NULL: waiting takes no time.
+     */
+    void (*pass)(void *clock_user, uint64_t timeout_ns);
+
     /* Seed of the few random choices. 0 is a seed like any other. */
     uint64_t seed;
 };

@@ -108,6 +108,37 @@ static void b61_a_cut_behind_the_window_names_the_tokens_to_compute(void **state
     }
 }
 
+/* A cut may need a block more than before it, when the window then begins in an earlier block: not when others claim the rest of the device. */
+static void a_cut_claims_no_more_than_the_device_has(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq, other;
+    uint64_t kept;
+    enum { SLOTS = 5 };
+    init_windowed(&w, SLOTS, 12);
+    w.config.shape.groups[1].window_tokens = BLOCK_TOKENS;
+    world_open(&w);
+    text_make(&text, 1, 2 * BLOCK_TOKENS);
+    (void)world_create(&w, &text, text.count, false, &seq);
+    world_step(&w, &text, seq, text.count, true);
+    world_settle(&w);
+    (void)world_create(&w, &text, 0, false, &other);
+    assert_int_equal(world_reserve(&w, other, BLOCK_TOKENS), KVT_ROOM_OK);
+    assert_int_equal(world_core(&w)->pools[0].claimed, SLOTS);
+    const uint64_t cut = text.count - 1;
+    assert_int_equal(kvt_seq_truncate(w.runtime, seq, cut, text.tokens + BLOCK_TOKENS, &kept), KVT_OK);
+    assert_true(world_core(&w)->pools[0].claimed <= SLOTS);
+    world_verify(&w);
+    assert_int_equal(kept, cut); /* held, and idle until there is room again */
+    world_finish(&w, other, true);
+    assert_int_equal(world_resume(&w, seq), KVT_ROOM_OK);
+    world_step(&w, &text, seq, 0, true);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 /* Small tiers, so that what is behind windows leaves all the time: whatever is reused is whole. */
 static void b61_windows_stay_whole_under_pressure(void **state)
 {
@@ -129,6 +160,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b61_a_prefix_is_reused_only_with_its_whole_window),
         cmocka_unit_test(b61_a_cut_behind_the_window_names_the_tokens_to_compute),
+        cmocka_unit_test(a_cut_claims_no_more_than_the_device_has),
         cmocka_unit_test(b61_windows_stay_whole_under_pressure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

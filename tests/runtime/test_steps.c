@@ -1,7 +1,82 @@
-/* What may happen in a step that has begun: several commits, a snapshot in between. */
+/* What may happen in a step that has begun: more room, several commits, a snapshot in between. */
 #include "tests/runtime/world.h"
 
-enum { STATE_BYTES = 64 };
+enum { TOKENS = 2 * BLOCK_TOKENS + 5, STATE_BYTES = 64 };
+
+/* ---- Room in a step ------------------------------------------------------------------------------------------------ */
+
+/* A sequence of some tokens whose unfinished last block went down to host memory and came back. */
+static kvt_seq back_from_host(struct world *w, const struct text *text)
+{
+    kvt_seq seq;
+    (void)world_create(w, text, TOKENS, false, &seq);
+    world_step(w, text, seq, TOKENS, true);
+    world_settle(w);
+    world_idle(w, seq);
+    world_flush(w, 77, false);
+    assert_int_equal(world_resume(w, seq), KVT_ROOM_OK);
+    world_settle(w);
+    return seq;
+}
+
+static void append_and_write(struct world *w, const struct text *text, kvt_seq seq, uint64_t n)
+{
+    kvt_step step;
+    uint64_t lost_from;
+    const uint64_t from = kvt_seq_tokens(w->runtime, seq);
+    assert_int_equal(world_begin(w, seq, 0, &step, &lost_from), KVT_READY);
+    assert_int_equal(world_reserve(w, seq, n), KVT_ROOM_OK);
+    world_write(w, text, seq, from, n, 0);
+    world_end(w, step);
+    world_crank(w, 0);
+    world_settle(w);
+}
+
+static void a_copy_below_does_not_outlive_what_a_step_adds_to_its_block(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    world_init(&w, 8, 40);
+    world_open(&w);
+    text_make(&text, 1, TOKENS + 4);
+    const kvt_seq seq = back_from_host(&w, &text);
+    append_and_write(&w, &text, seq, 4);
+    world_idle(&w, seq);
+    world_flush(&w, 78, false);
+    assert_int_equal(world_resume(&w, seq), KVT_ROOM_OK);
+    world_step(&w, &text, seq, 0, true); /* checks all of it */
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
+static void a_shared_block_is_not_replaced_under_a_step(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq, fork;
+    kvt_step step;
+    uint64_t lost_from;
+    enum kvt_room room;
+    world_init(&w, 20, 0);
+    world_open(&w);
+    text_make(&text, 1, TOKENS + 4);
+    (void)world_create(&w, &text, TOKENS, false, &seq);
+    world_step(&w, &text, seq, TOKENS, true);
+    assert_int_equal(kvt_seq_fork(w.runtime, seq, &fork), KVT_OK);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
+    assert_int_equal(kvt_seq_append(w.runtime, seq, 4, &room), KVT_INVAL);
+    world_check(&w, &text, seq, TOKENS, 0);
+    world_end(&w, step);
+    world_crank(&w, 0);
+    world_step(&w, &text, seq, 4, true);
+    world_step(&w, &text, fork, 4, true);
+    world_step(&w, &text, seq, 0, true);
+    world_finish(&w, seq, true);
+    world_finish(&w, fork, true);
+    world_close(&w);
+}
 
 /* ---- A snapshot, and the step goes on -------------------------------------------------------------------------------- */
 
@@ -66,6 +141,8 @@ static void a_snapshot_is_the_state_at_its_place_though_the_step_goes_on(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_copy_below_does_not_outlive_what_a_step_adds_to_its_block),
+        cmocka_unit_test(a_shared_block_is_not_replaced_under_a_step),
         cmocka_unit_test(a_snapshot_is_the_state_at_its_place_though_the_step_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
@@ -19,11 +18,29 @@ enum { EXPECT_MAX = 256, STATS_EVERY = 8 };
 #define INTERRUPT_GRACE_NS  UINT64_C(500000000)   /* a step that is running when a signal comes gets so long to end */
 #define STREAM_GAP_NS       UINT64_C(200000)      /* a step that begins so late on its stream waited for fetches */
 
-uint64_t kvt_schedule_now_ns(void)
+uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s) { return kvt_env_now_ns(&s->env); }
+
+/* ---- What computes the steps: the engine, or a caller's model ---------------------------------------------------------- */
+
+static kvt_stream steps_stream(const struct kvt_schedule *s)
 {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+    return s->options->calls ? s->options->calls->stream(s->options->calls_user) : kvt_engine_stream(s->engine);
+}
+
+static enum kvt_status steps_add(struct kvt_schedule *s, const struct kvt_engine_item *item)
+{
+    return s->options->calls ? s->options->calls->add(s->options->calls_user, item) : kvt_engine_add(s->engine, item);
+}
+
+static enum kvt_status steps_launch(struct kvt_schedule *s)
+{
+    return s->options->calls ? s->options->calls->launch(s->options->calls_user) : kvt_engine_launch(s->engine);
+}
+
+static bool steps_wait(struct kvt_schedule *s, uint64_t timeout_ns, struct kvt_engine_times *ret_times)
+{
+    return s->options->calls ? s->options->calls->wait(s->options->calls_user, timeout_ns, ret_times)
+                             : kvt_engine_wait(s->engine, timeout_ns, ret_times);
 }
 
 bool kvt_schedule_is_interrupted(const struct kvt_schedule *s)
@@ -85,7 +102,7 @@ static bool give_up_when_late(struct kvt_schedule *s, uint64_t now_ns)
 static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
 {
     (void)kvt_wait(s->runtime, WAIT_SLICE_NS);
-    const uint64_t now = kvt_schedule_now_ns();
+    const uint64_t now = kvt_schedule_now_ns(s);
     s->result->stall_ns[cause] += now - s->mark_ns;
     s->mark_ns = now;
     if (kvt_schedule_is_interrupted(s)) {
@@ -100,10 +117,10 @@ static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
 static bool wait_for_arrival(struct kvt_schedule *s)
 {
     const uint64_t due = kvt_schedule_next_arrival_ns(s);
-    const uint64_t now = kvt_schedule_now_ns();
+    const uint64_t now = kvt_schedule_now_ns(s);
     kvt_schedule_expect(s, now);
     if (due > now) (void)kvt_wait(s->runtime, kvt_min_u64(due - now, WAIT_SLICE_NS));
-    s->mark_ns = s->moved_ns = kvt_schedule_now_ns();
+    s->mark_ns = s->moved_ns = kvt_schedule_now_ns(s);
     if (!kvt_schedule_is_interrupted(s)) return true;
     s->result->outcome = KVT_OUTCOME_INTERRUPTED;
     return false;
@@ -244,7 +261,7 @@ static enum begun lose_lost(struct kvt_schedule *s, uint32_t n, kvt_step step)
             if (c->seq == s->entries[i].seq && !lose(s, c, s->entries[i].lost_from)) return BEGUN_RUN_ENDS;
         }
     }
-    s->moved_ns = kvt_schedule_now_ns();
+    s->moved_ns = kvt_schedule_now_ns(s);
     return BEGUN_LOST;
 }
 
@@ -259,7 +276,7 @@ static enum begun begin_step(struct kvt_schedule *s, kvt_step *ret_step)
     }
     if (n == 0) return BEGUN_NONE;
     kvt_step step;
-    const enum kvt_status status = kvt_step_begin(s->runtime, s->entries, n, kvt_engine_stream(s->engine), &step);
+    const enum kvt_status status = kvt_step_begin(s->runtime, s->entries, n, steps_stream(s), &step);
     if (status != KVT_OK) {
         (void)kvt_schedule_fail(s, "kvt_step_begin", status);
         return BEGUN_RUN_ENDS;
@@ -298,12 +315,12 @@ enum made { MADE_STEP, MADE_REPLAN, MADE_RUN_ENDS };
  */
 static enum made make_ready(struct kvt_schedule *s, bool *is_stalled, kvt_step *ret_step)
 {
-    const uint64_t give_up_ns = kvt_schedule_now_ns() + patience_ns(s);
+    const uint64_t give_up_ns = kvt_schedule_now_ns(s) + patience_ns(s);
     for (;;) {
         const enum reserved reserved = reserve_plan(s);
         if (reserved == RESERVED_RUN_ENDS) return MADE_RUN_ENDS;
         if (reserved == RESERVED_REPLAN) return MADE_REPLAN;
-        const bool is_impatient = kvt_schedule_now_ns() >= give_up_ns;
+        const bool is_impatient = kvt_schedule_now_ns(s) >= give_up_ns;
         kvt_step step = 0;
         enum begun begun = BEGUN_NONE;
         if (reserved == RESERVED_ALL || is_impatient) begun = begin_step(s, &step);
@@ -335,7 +352,7 @@ static bool add_items(struct kvt_schedule *s)
             .identities = c->identities, .is_back = c->is_back,
             .is_last = end == c->prompt + c->output && s->conversations.next_turn[c->request] == KVT_NO_REQUEST,
         };
-        status = kvt_engine_add(s->engine, &item);
+        status = steps_add(s, &item);
         if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_table", status);
     }
     return true;
@@ -358,7 +375,7 @@ static bool commit_items(struct kvt_schedule *s)
         const uint64_t n = s->plan[i].count;
         const uint32_t flags = is_state && is_snapshot_due(s, c, c->committed + n) ? KVT_COMMIT_SNAPSHOT : 0;
         const uint32_t *tokens = kvt_conversation_tokens(&s->conversations, c, c->committed, n);
-        const enum kvt_status status = kvt_seq_commit(s->runtime, c->seq, tokens, n, flags, kvt_engine_stream(s->engine));
+        const enum kvt_status status = kvt_seq_commit(s->runtime, c->seq, tokens, n, flags, steps_stream(s));
         if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_commit", status);
     }
     return true;
@@ -368,10 +385,10 @@ static bool commit_items(struct kvt_schedule *s)
 static bool wait_for_step(struct kvt_schedule *s, struct kvt_engine_times *ret_times)
 {
     const uint64_t limit = s->options->stuck_ns > 0 ? s->options->stuck_ns : STUCK_DEFAULT_NS;
-    uint64_t give_up_ns = kvt_schedule_now_ns() + limit;
+    uint64_t give_up_ns = kvt_schedule_now_ns(s) + limit;
     bool is_cut_short = false;
-    while (!kvt_engine_wait(s->engine, WAIT_SLICE_NS, ret_times)) {
-        const uint64_t now = kvt_schedule_now_ns();
+    while (!steps_wait(s, WAIT_SLICE_NS, ret_times)) {
+        const uint64_t now = kvt_schedule_now_ns(s);
         if (!is_cut_short && kvt_schedule_is_interrupted(s)) {
             is_cut_short = true;
             give_up_ns = now + INTERRUPT_GRACE_NS;
@@ -424,6 +441,7 @@ static bool advance(struct kvt_schedule *s, uint64_t now_ns)
         s->result->tokens_recomputed += kvt_conversation_advance(c, s->plan[i].count);
         s->result->tokens_computed += s->plan[i].count;
         s->result->tokens_generated += kvt_conversation_generated(c) - generated;
+        if (generated == 0 && kvt_conversation_generated(c) > 0) c->first_ns = now_ns;
         if (kvt_conversation_is_turn_over(c) && !kvt_schedule_end_turn(s, c, now_ns)) return false;
     }
     return true;
@@ -433,7 +451,7 @@ static bool run_step(struct kvt_schedule *s, kvt_step step, bool is_stalled)
 {
     bool is_launched = add_items(s);
     if (is_launched) {
-        const enum kvt_status status = kvt_engine_launch(s->engine);
+        const enum kvt_status status = steps_launch(s);
         is_launched = status == KVT_OK || kvt_schedule_fail(s, "kvt_emulated_launch", status);
     }
     if (!is_launched) {
@@ -444,7 +462,7 @@ static bool run_step(struct kvt_schedule *s, kvt_step step, bool is_stalled)
     const bool is_submitted = commit_items(s) && end_step(s, step);
     const bool is_over = wait_for_step(s, &times);
     if (!is_submitted || !is_over) return false;
-    s->mark_ns = s->moved_ns = kvt_schedule_now_ns();
+    s->mark_ns = s->moved_ns = kvt_schedule_now_ns(s);
     account_step(s, &times, is_stalled);
     sample_memory(s);
     if (!advance(s, s->mark_ns)) return false;
@@ -481,7 +499,7 @@ static void run(struct kvt_schedule *s)
             s->result->outcome = KVT_OUTCOME_INTERRUPTED;
             return;
         }
-        const uint64_t now = kvt_schedule_now_ns();
+        const uint64_t now = kvt_schedule_now_ns(s);
         kvt_schedule_take_arrivals(s, now);
         if (!kvt_schedule_admit(s)) return;
         if (now - s->told_ns >= EXPECT_EVERY_NS) kvt_schedule_expect(s, now);
@@ -550,6 +568,7 @@ enum kvt_status kvt_schedule_run(struct kvt_runtime *runtime, const struct kvt_m
     struct kvt_schedule s = {
         .runtime = runtime, .shape = shape, .options = options, .engine = engine, .result = ret_result,
         .shared_tokens = workload->shared_prefix_tokens,
+        .env = options->env ? *options->env : kvt_env_default(),
         .step_estimate_ns = options->step_ns > 0 ? options->step_ns : 1000000,
     };
     KVT_TRY(kvt_conversations_init(&s.conversations, workload));
@@ -559,7 +578,7 @@ enum kvt_status kvt_schedule_run(struct kvt_runtime *runtime, const struct kvt_m
     }
     *ret_result = (struct kvt_schedule_result){.outcome = KVT_OUTCOME_DONE, .requests = workload->request_count};
     find_pools(&s);
-    s.start_ns = s.mark_ns = s.moved_ns = kvt_schedule_now_ns();
+    s.start_ns = s.mark_ns = s.moved_ns = kvt_schedule_now_ns(&s);
     for (uint32_t i = 0; i < s.conversations.count; i++) kvt_schedule_wait_for_turn(&s, &s.conversations.all[i], 0);
     run(&s);
     if (!ret_result->is_engine_busy) give_memory(&s);

@@ -29,6 +29,17 @@ enum kvt_arrival {
     KVT_ARRIVAL_ASAP        /* all at once; a session's turn after its pause, if pauses were asked for */
 };
 
+/* What the schedule asks of the engine (engine.h), as a table: a simulator computes nothing and says how long it takes. */
+struct kvt_step_calls {
+    kvt_stream (*stream)(void *user);
+    enum kvt_status (*add)(void *user, const struct kvt_engine_item *item);
+    enum kvt_status (*launch)(void *user);
+    bool (*wait)(void *user, uint64_t timeout_ns, struct kvt_engine_times *ret_times);
+};
+
+/* When things happened to a turn, on the run's clock. */
+struct kvt_turn { uint64_t due_ns, first_ns, ended_ns, generated; };
+
 struct kvt_schedule_options {
     enum kvt_arrival arrival;
     double speed;
@@ -44,7 +55,11 @@ struct kvt_schedule_options {
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
     void (*on_refused)(void *user, const char *line); /* one line about a request that failed; NULL: none */
+    void (*on_turn)(void *user, const struct kvt_turn *turn); /* a turn was completed; NULL: none */
     void *user;
+    const struct kvt_env *env;          /* whose clock is the run's; NULL: CLOCK_MONOTONIC. Borrowed */
+    const struct kvt_step_calls *calls; /* what computes the steps in place of the engine; NULL: the engine does */
+    void *calls_user;
 };
 
 enum kvt_outcome {

@@ -2,6 +2,7 @@
 #ifndef KVT_TOOLS_RUN_SCHEDULE_BUILD_H
 #define KVT_TOOLS_RUN_SCHEDULE_BUILD_H
 
+#include "runtime/base/env.h"
 #include "tools/run/conversation.h"
 #include "tools/run/schedule.h"
 
@@ -22,7 +23,8 @@ struct kvt_schedule {
     struct kvt_runtime *runtime;
     const struct kvt_model_shape *shape;
     const struct kvt_schedule_options *options;
-    struct kvt_engine *engine;
+    struct kvt_engine *engine; /* NULL where options->calls are given */
+    struct kvt_env env;        /* its clock is the run's */
     struct kvt_conversations conversations;
     struct kvt_schedule_result *result;
 
@@ -55,7 +57,7 @@ struct kvt_schedule {
     uint64_t told_ns;          /* when look-ahead was last told */
 };
 
-uint64_t kvt_schedule_now_ns(void);
+uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s);
 bool kvt_schedule_is_interrupted(const struct kvt_schedule *s);
 
 /* Ends the run with an error: the call's name and its status. Always false, for `return`. */

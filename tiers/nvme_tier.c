@@ -1,5 +1,7 @@
 #include "tiers/nvme_tier.h"
 
+#include <string.h>
+
 #include "kvtier/store.h"
 #include "runtime/base/assert.h"
 #include "runtime/base/mem.h"
@@ -147,6 +149,19 @@ static const struct kvt_tier_ops nvme_ops = {
     .counters = nvme_counters, .find = nvme_find, .hold = nvme_hold, .release = nvme_release, .forget = nvme_forget,
     .poll_lost = nvme_poll_lost, .reset = nvme_reset, .sync = nvme_sync };
 
+/* Cuts the list at its commas. One directory too many is kept, so that the store refuses it. */
+static uint32_t split(char *list, char **ret_paths)
+{
+    uint32_t count = 0;
+    for (char *path = list; path && count <= KVT_STORE_PATHS_MAX; count++) {
+        char *comma = strchr(path, ',');
+        ret_paths[count] = path;
+        if (comma) *comma = '\0';
+        path = comma ? comma + 1 : NULL;
+    }
+    return count;
+}
+
 enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, const struct kvt_env *env, struct kvt_tier **ret_tier)
 {
     KVT_ASSERT(kvt_tier_ops_are_valid(&nvme_ops));
@@ -156,7 +171,14 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     nvme->tier = (struct kvt_tier){ .ops = &nvme_ops, .queue_depth = depth };
     nvme->jobs = kvt_alloc(depth, sizeof *nvme->jobs);
     struct kvt_store_config store = kvt_store_config_default();
-    store.path = config->path;
+    char *paths[KVT_STORE_PATHS_MAX + 1] = { NULL };
+    char *list = kvt_strdup(config->path ? config->path : "");
+    store.path_count = list ? split(list, paths) : 0;
+    store.paths = (const char *const *)paths;
+    if (store.path_count <= 1) {
+        store.path = config->path;
+        store.path_count = 0;
+    }
     store.capacity_bytes = config->capacity_bytes;
     store.staging_bytes = config->staging_bytes;
     store.link_bytes_per_s = config->link_bytes_per_s;
@@ -167,9 +189,10 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.record_bytes_max = config->record_bytes_max;
     const struct kvt_store_more more = { .wake = config->wake.wake, .wake_user = config->wake.user,
                                          .side_bytes_max = config->side_bytes_max };
-    const enum kvt_status status = nvme->jobs ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error,
+    const enum kvt_status status = nvme->jobs && list ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error,
                                                                     config->error_bytes)
-                                              : KVT_NOMEM;
+                                                      : KVT_NOMEM;
+    kvt_free(list);
     if (status != KVT_OK) {
         kvt_free(nvme->jobs);
         kvt_free(nvme);
@@ -183,19 +206,38 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     return KVT_OK;
 }
 
+/* Each directory has all side files: the loss of one must not make the records of another unreadable. */
+static struct kvt_store *directory_at(struct kvt_tier *tier, uint32_t i)
+{
+    struct kvt_store *store = nvme_of(tier)->store;
+    if (store->stripes) return kvt_stripes_at(store->stripes, i);
+    return i == 0 ? store : NULL;
+}
+
 enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size, int *ret_errno)
 {
-    return kvt_store_side_save(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, bytes, size, ret_errno);
+    enum kvt_status worst = KVT_OK;
+    struct kvt_store *store;
+    for (uint32_t i = 0; (store = directory_at(tier, i)); i++) {
+        const enum kvt_status status = kvt_store_side_save(store, (const uint64_t[2]){ name.lo, name.hi }, bytes, size, ret_errno);
+        if (status != KVT_OK) worst = status;
+    }
+    return worst;
 }
 
 enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity, size_t *ret_size)
 {
-    return kvt_store_side_load(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi }, target, capacity, ret_size);
+    enum kvt_status status = KVT_NOTFOUND;
+    struct kvt_store *store;
+    for (uint32_t i = 0; status != KVT_OK && (store = directory_at(tier, i)); i++)
+        status = kvt_store_side_load(store, (const uint64_t[2]){ name.lo, name.hi }, target, capacity, ret_size);
+    return status;
 }
 
 void kvt_nvme_tier_side_remove(struct kvt_tier *tier, struct kvt_key name)
 {
-    kvt_store_side_remove(kvt_nvme_tier_store(tier), (const uint64_t[2]){ name.lo, name.hi });
+    struct kvt_store *store;
+    for (uint32_t i = 0; (store = directory_at(tier, i)); i++) kvt_store_side_remove(store, (const uint64_t[2]){ name.lo, name.hi });
 }
 
 struct kvt_store *kvt_nvme_tier_store(struct kvt_tier *tier)

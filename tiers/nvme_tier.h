@@ -13,7 +13,7 @@
 #include "tiers/tier.h"
 
 struct kvt_nvme_tier_config {
-    const char *path;            /* a directory; its last component is created (0700) when missing */
+    const char *path;            /* a directory, or up to 8 with commas between; the last component is created (0700) when missing */
     uint64_t capacity_bytes;     /* of allocated disk space, as du sees it */
     uint64_t link_bytes_per_s;   /* pacing for experiments; 0: none */
     uint64_t staging_bytes;      /* the most memory for its I/O buffers */

@@ -351,6 +351,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
     if (ret_error && error_bytes > 0) ret_error[0] = '\0';
     KVT_TRY(check_config(config, error));
+    if (config->path_count > 0) return kvt_stripes_open(config, env, more, ret_store, ret_error, error_bytes);
     struct kvt_store *store = kvt_alloc(1, sizeof *store);
     if (!store) return kvt_store_refuse(error, KVT_NOMEM, "out of memory");
     store->env = env ? *env : kvt_env_default();
@@ -399,9 +400,9 @@ static void abandon_ops(struct kvt_store *store)
     for (uint32_t i = 0; i < KVT_STORE_GETS_MAX; i++)
         if (store->get_slots[i].op) store->get_slots[i].op->status = KVT_SHUTDOWN;
     if (store->big) store->big->status = KVT_SHUTDOWN;
+    if (store->seal) kvt_seal_abandon(store->seal);
     for (uint32_t i = 0; i < store->in_place_put_count; i++)
         if (store->in_place_puts[i].op) store->in_place_puts[i].op->status = KVT_SHUTDOWN;
-    if (store->seal) kvt_seal_abandon(store->seal);
     for (uint32_t e = 0; e < store->extent_count; e++)
         for (uint32_t i = 0; store->extents[e].state != KVT_EXTENT_FREE && i < store->extents[e].op_count; i++)
             store->extents[e].ops[i]->status = KVT_SHUTDOWN;
@@ -409,6 +410,10 @@ static void abandon_ops(struct kvt_store *store)
 
 void kvt_store_close(struct kvt_store **store_pointer)
 {
+    if (*store_pointer && (*store_pointer)->stripes) {
+        kvt_stripes_close(store_pointer);
+        return;
+    }
     struct kvt_store *store = *store_pointer;
     if (!store) return;
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
@@ -438,6 +443,7 @@ void kvt_store_close(struct kvt_store **store_pointer)
 
 uint32_t kvt_store_length_max(const struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_length_max(store->stripes);
     return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment - store->seal_bytes);
 }
 
@@ -476,7 +482,8 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
     if (store->is_closing || store->ops_outstanding >= store->queue_depth) return false;
     op->os_errno = 0;
     op->ret_length = op->ret_form = op->ret_tokens = 0;
-    op->ret_generation = op->ret_link_ns = op->ret_number = 0;
+    op->ret_generation = op->ret_link_ns = 0;
+    if (!store->is_member) op->ret_number = 0;
     if (op->kind == KVT_STORE_PUT) {
         if (!accepts_put(store, op)) {
             store->stats.refused++;
@@ -484,7 +491,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
         }
         *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch, .sequence = ++store->record_sequence,
                                                      .phase = (uint8_t)store->phase };
-        op->ret_number = kvt_put_state(op)->sequence;
+        if (!store->is_member) op->ret_number = kvt_put_state(op)->sequence;
         store->phase_pending[store->phase]++;
         store->queued_bytes += op->length;
         if (!store->seal) queue_op(&store->puts, op);
@@ -499,6 +506,7 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
 
 uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *ops, uint32_t n)
 {
+    if (store->stripes) return kvt_stripes_submit(store->stripes, ops, n);
     uint32_t accepted = 0;
     pthread_mutex_lock(&store->lock);
     for (; accepted < n; accepted++) {
@@ -516,6 +524,7 @@ uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *o
 
 uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_poll(store->stripes, ret_done, max);
     drive(store);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
@@ -537,10 +546,11 @@ uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done,
     return count;
 }
 
-int kvt_store_eventfd(struct kvt_store *store) { return store->event; }
+int kvt_store_eventfd(struct kvt_store *store) { return store->stripes ? kvt_stripes_eventfd(store->stripes) : store->event; }
 
 bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
 {
+    if (store->stripes) return kvt_stripes_wait(store->stripes, timeout_ns);
     struct patience patience = patience_for(timeout_ns);
     drive(store);
     pthread_mutex_lock(&store->lock);
@@ -554,6 +564,7 @@ bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
 
 uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n, bool *ret_exists)
 {
+    if (store->stripes) return kvt_stripes_exists(store->stripes, names, n, ret_exists);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < n; i++) {
@@ -566,6 +577,7 @@ uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *
 
 uint32_t kvt_store_delete(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n)
 {
+    if (store->stripes) return kvt_stripes_delete(store->stripes, names, n);
     uint32_t count = 0;
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < n; i++) {
@@ -587,6 +599,7 @@ static void describe(const struct kvt_store *store, const struct kvt_store_entry
 
 bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     if (entry) describe(store, entry, ret_found);
@@ -596,6 +609,7 @@ bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, 
 
 bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     const bool is_new = entry && entry->holds == 0;
@@ -613,6 +627,7 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
 
 void kvt_store_release(struct kvt_store *store, const struct kvt_store_name *name)
 {
+    if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     if (entry && entry->holds > 0) { /* a lost record's holds are gone with it */
@@ -625,6 +640,7 @@ void kvt_store_release(struct kvt_store *store, const struct kvt_store_name *nam
 
 uint32_t kvt_store_poll_lost(struct kvt_store *store, struct kvt_store_name *ret_names, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_poll_lost(store->stripes, ret_names, max);
     pthread_mutex_lock(&store->lock);
     const uint32_t count = kvt_store_index_take_lost(&store->index, (struct kvt_name *)(void *)ret_names, max);
     pthread_mutex_unlock(&store->lock);
@@ -656,6 +672,7 @@ static enum kvt_status sync_locked(struct kvt_store *store, struct patience *pat
 
 uint64_t kvt_store_watermark(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_watermark(store->stripes);
     pthread_mutex_lock(&store->lock);
     const uint64_t watermark = store->commit.watermark;
     pthread_mutex_unlock(&store->lock);
@@ -677,8 +694,17 @@ static enum kvt_status wait_durable_locked(struct kvt_store *store, uint64_t num
     return KVT_OK;
 }
 
+void kvt_store_commit_begin(struct kvt_store *store, uint64_t number)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool is_under_way = store->commit.stage != KVT_COMMIT_IDLE && store->commit.target >= number;
+    if (store->commit.watermark < number && !is_under_way) (void)kvt_store_want_commit(store);
+    unlock_and_kick(store);
+}
+
 enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number, uint64_t timeout_ns)
 {
+    if (store->stripes) return kvt_stripes_wait_durable(store->stripes, number, timeout_ns);
     struct patience patience = patience_for(timeout_ns);
     pthread_mutex_lock(&store->lock);
     const enum kvt_status status = wait_durable_locked(store, number, &patience);
@@ -688,6 +714,7 @@ enum kvt_status kvt_store_wait_durable(struct kvt_store *store, uint64_t number,
 
 enum kvt_status kvt_store_sync(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_sync(store->stripes);
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
     const enum kvt_status status = sync_locked(store, &patience);
@@ -697,6 +724,7 @@ enum kvt_status kvt_store_sync(struct kvt_store *store)
 
 enum kvt_status kvt_store_reset(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_reset(store->stripes);
     pthread_mutex_lock(&store->lock);
     /* From here on nothing of before is found or published; what follows makes it last. */
     store->epoch++;
@@ -711,6 +739,7 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
 
 enum kvt_status kvt_store_compact(struct kvt_store *store)
 {
+    if (store->stripes) return kvt_stripes_compact(store->stripes);
     struct patience patience = patience_for(20 * KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
     store->is_compacting = true;
@@ -726,6 +755,7 @@ enum kvt_status kvt_store_compact(struct kvt_store *store)
 
 uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max)
 {
+    if (store->stripes) return kvt_stripes_list(store->stripes, cursor, ret_listed, max);
     enum { ENTRIES_PER_LOCK = 4096 };
     uint32_t count = 0;
     while (count < max) {
@@ -754,6 +784,10 @@ void kvt_store_digest(const void *bytes, size_t size, uint64_t ret_digest[2])
 
 void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
 {
+    if (store->stripes) {
+        kvt_stripes_stats(store->stripes, ret_stats);
+        return;
+    }
     pthread_mutex_lock(&store->lock);
     kvt_wear_update(&store->wear, store->stats.written_bytes, kvt_env_now_ns(&store->env));
     *ret_stats = store->stats;
@@ -763,6 +797,7 @@ void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
     ret_stats->write_amplification = store->stats.put_bytes ? (double)store->stats.written_bytes / (double)store->stats.put_bytes : 0;
     ret_stats->held_bytes_max = store->held_bytes_max;
     ret_stats->watermark = store->commit.watermark;
+    ret_stats->directories = 1;
     ret_stats->records = store->index.live;
     ret_stats->index_bytes = store->index.capacity * sizeof *store->index.entries;
     pthread_mutex_unlock(&store->lock);

@@ -26,6 +26,19 @@ void kvt_store_index_done(struct kvt_store_index *index)
     *index = (struct kvt_store_index){ 0 };
 }
 
+enum kvt_status kvt_store_index_reserve(struct kvt_store_index *index, uint64_t count)
+{
+    KVT_ASSERT(index->used == 0);
+    struct kvt_store_index next = { .capacity = index->capacity };
+    while (next.capacity - next.capacity / 4 <= count) next.capacity *= 2;
+    if (next.capacity == index->capacity) return KVT_OK;
+    next.entries = kvt_table_map(next.capacity * sizeof *next.entries);
+    if (!next.entries) return KVT_NOMEM;
+    kvt_store_index_done(index);
+    *index = next;
+    return KVT_OK;
+}
+
 struct kvt_store_entry *kvt_store_index_find(struct kvt_store_index *index, const struct kvt_name *name)
 {
     const uint64_t mask = index->capacity - 1;

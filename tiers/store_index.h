@@ -54,6 +54,9 @@ struct kvt_store_index {
 KVT_NODISCARD enum kvt_status kvt_store_index_init(struct kvt_store_index *index);
 void kvt_store_index_done(struct kvt_store_index *index);
 
+/* Room for so many entries, so that filling it grows nothing. Only while it is empty. NOMEM: it grows as it fills. */
+KVT_NODISCARD enum kvt_status kvt_store_index_reserve(struct kvt_store_index *index, uint64_t count);
+
 /* NULL: none. Valid until the next insert. */
 struct kvt_store_entry *kvt_store_index_find(struct kvt_store_index *index, const struct kvt_name *name);
 

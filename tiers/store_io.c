@@ -114,25 +114,33 @@ void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
     }
 }
 
-static void nothing(struct kvt_store *store, struct kvt_store_io *io)
+void kvt_store_io_nothing(struct kvt_store *store, struct kvt_store_io *io)
 {
     (void)store;
     (void)io;
 }
 
-int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios, uint32_t count)
 {
     enum { ROUNDS_MAX = 10000 };
+    const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
+    uint32_t round = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        for (; ios[i].is_busy; round++) {
+            if (store->has_thread ? kvt_env_now_ns(&store->env) > deadline : round > ROUNDS_MAX) return false;
+            kvt_store_io_pump(store);
+            kvt_store_io_collect(store, 10000000);
+        }
+    }
+    return true;
+}
+
+int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+{
     struct kvt_store_io *io = &store->header_io;
     if (io->is_busy) return ETIME; /* an earlier one never came back */
-    kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, nothing, NULL);
-    const uint64_t deadline = kvt_env_now_ns(&store->env) + KVT_STORE_DEADLINE_NS;
-    for (uint32_t round = 0; io->is_busy; round++) {
-        if (store->has_thread ? kvt_env_now_ns(&store->env) > deadline : round > ROUNDS_MAX) return ETIME;
-        kvt_store_io_pump(store);
-        kvt_store_io_collect(store, 10000000);
-    }
-    return io->error;
+    kvt_store_io_start(store, io, kind, file, offset, buffer, size, true, kvt_store_io_nothing, NULL);
+    return kvt_store_io_finish(store, io, 1) ? io->error : ETIME;
 }
 
 /*

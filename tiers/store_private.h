@@ -16,6 +16,7 @@
  *         store_read.c   gets
  *         store_in_place.c  puts without a copy
  *         store_commit.c  group commit: which puts are durable
+ *         store_stripes.c  several directories, each a store, behind one handle
  *         store_seal.c   encryption: an op of the caller becomes an inner one
  *         store_pace.c   how fast the disk writes; store_wear.c  how much it was written in a day
  *         store_recover.c  the directory, the superblock, what is found at open
@@ -34,12 +35,14 @@
 #include "tiers/store_index.h"
 #include "tiers/store_pace.h"
 #include "tiers/store_seal.h"
+#include "tiers/store_stripes.h"
 #include "tiers/store_wear.h"
 
 #define KVT_STORE_NONE          UINT32_MAX
 #define KVT_STORE_EXTENTS_MAX   16
 #define KVT_STORE_EXTENT_OPS    256 /* puts that end or begin in one extent */
 #define KVT_STORE_MOVES_MAX     16  /* records copied forward in one extent */
+#define KVT_STORE_SCANS_MAX     32  /* reads in flight at open */
 #define KVT_STORE_GETS_MAX      64  /* being read at once */
 #define KVT_STORE_READ_UNIT     16384u
 #define KVT_STORE_COLLECT_MAX   32  /* completions taken at a time */
@@ -196,6 +199,8 @@ struct kvt_kept { struct kvt_name name; uint64_t offset; uint32_t stored; };
 enum kvt_syncer_stage { KVT_SYNCER_IDLE, KVT_SYNCER_SUPER_WRITE, KVT_SYNCER_SUPER_SYNC, KVT_SYNCER_SEGMENTS };
 
 struct kvt_store {
+    struct kvt_stripes *stripes; /* several directories: then there is nothing else in here */
+    bool is_member;              /* one of them: puts are numbered by the stripes */
     /* Fixed at open. */
     struct kvt_env env;
     char *path;
@@ -293,6 +298,8 @@ struct kvt_store {
     struct kvt_summary_entry *summaries[2];
     bool is_summary_taken[2];
     struct kvt_store_io header_io;
+    bool is_silent;                 /* at open: the disk did not answer */
+    struct kvt_store_io scan_io[KVT_STORE_SCANS_MAX]; /* at open only */
     uint32_t header_segment, header_tries;
     struct kvt_store_op *big;       /* a put larger than an extent, being placed */
     uint64_t big_at;
@@ -338,6 +345,10 @@ void kvt_store_io_pump(struct kvt_store *store);
 void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns);
 /* Does one op and waits for it; before the thread starts. Returns errno, ETIME when it did not come back. */
 int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size);
+
+/* Waits until these have come back; before the thread starts. False: the disk does not answer. */
+bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios, uint32_t count);
+void kvt_store_io_nothing(struct kvt_store *store, struct kvt_store_io *io); /* a completion that does nothing */
 
 KVT_NODISCARD enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes);
 void kvt_store_memory_done(struct kvt_store *store);
@@ -391,6 +402,8 @@ uint64_t kvt_store_usable_bytes(const struct kvt_store *store);
 /* Asks for a run that begins after now; returns its number. Under the lock. */
 uint64_t kvt_store_want_commit(struct kvt_store *store);
 void kvt_store_commit_step(struct kvt_store *store);
+/* store.c: has a commit begun that covers the put; does not wait. */
+void kvt_store_commit_begin(struct kvt_store *store, uint64_t number);
 
 /* ---- store_reclaim.c ---------------------------------------------------------------------------------------------- */
 

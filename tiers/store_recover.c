@@ -431,18 +431,14 @@ static uint32_t read_range(struct kvt_store *store, int file, uint64_t offset, v
     return os_errno == ETIME ? 0 : store->header_io.done_bytes;
 }
 
-/* True: the segment holds records of this store and epoch. The footer counts when the header was lost. */
-static bool classify(struct kvt_store *store, uint32_t index, struct found_segment *ret_found)
+/* blocks: the segment's first and its last one. True: it holds records of this store and epoch. The footer counts when the header was lost. */
+static bool classify(struct kvt_store *store, uint32_t index, const uint8_t *blocks, struct found_segment *ret_found)
 {
     struct kvt_segment *segment = &store->segments[index];
     struct kvt_segment_header header;
     struct kvt_segment_footer footer;
-    memset(store->header_buffer, 0, KVT_STORE_BLOCK_BYTES);
-    memset(store->footer_buffer, 0, KVT_STORE_BLOCK_BYTES);
-    (void)read_range(store, segment->file, 0, store->header_buffer, KVT_STORE_BLOCK_BYTES);
-    (void)read_range(store, segment->file, store->segment_bytes - KVT_STORE_BLOCK_BYTES, store->footer_buffer, KVT_STORE_BLOCK_BYTES);
-    memcpy(&header, store->header_buffer, sizeof header);
-    memcpy(&footer, store->footer_buffer, sizeof footer);
+    memcpy(&header, blocks, sizeof header);
+    memcpy(&footer, blocks + KVT_STORE_BLOCK_BYTES, sizeof footer);
     const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
         && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc)) && header.store_id == store->store_id
         && header.index == index && header.sequence <= SERIAL_MAX;
@@ -450,7 +446,7 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
         && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
     if (has_header && header.sequence >= store->segment_sequence)
-        store->has_day_before = kvt_wear_note_read(store->header_buffer, header.sequence, kvt_store_wall_s(store), &store->day_before_bytes);
+        store->has_day_before = kvt_wear_note_read(blocks, header.sequence, kvt_store_wall_s(store), &store->day_before_bytes);
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
@@ -460,6 +456,52 @@ static bool classify(struct kvt_store *store, uint32_t index, struct found_segme
     segment->is_findable = true;
     *ret_found = (struct found_segment){ .index = index, .is_summarised = has_footer, .footer = footer };
     return segment->epoch == store->epoch;
+}
+
+static bool find_file(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    char name[24];
+    int os_errno;
+    kvt_segment_name(index, name);
+    if (store->io->ops->open_file(store->io, name, false, &segment->file, &os_errno) != KVT_OK) return false;
+    struct stat status;
+    segment->allocated_bytes = store->segment_bytes;
+    if (fstatat(store->directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0)
+        segment->allocated_bytes = (uint64_t)status.st_blocks * 512;
+    segment->state = KVT_SEGMENT_FREE;
+    store->file_count++;
+    store->free_count++;
+    store->allocated_bytes += segment->allocated_bytes;
+    return true;
+}
+
+static void start_scan(struct kvt_store *store, uint32_t i, int file, uint64_t offset, uint8_t *buffer, uint32_t size)
+{
+    memset(buffer, 0, size); /* what is not read says nothing */
+    kvt_store_io_start(store, &store->scan_io[i], KVT_IO_READ, file, offset, buffer, size, true, kvt_store_io_nothing, NULL);
+}
+
+/* Finds the files from *next on, as many as are read at once, and what they hold. Returns how many hold records. */
+static uint32_t classify_some(struct kvt_store *store, uint32_t *next, struct found_segment *ret_found)
+{
+    enum { FILES = KVT_STORE_SCANS_MAX / 2 };
+    uint32_t indexes[FILES], files = 0, count = 0;
+    for (; *next < store->segment_slots && files < FILES; (*next)++) {
+        if (!find_file(store, *next)) continue;
+        const int file = store->segments[*next].file;
+        uint8_t *blocks = scan_buffer(store) + 2 * (uint64_t)files * KVT_STORE_BLOCK_BYTES;
+        start_scan(store, 2 * files, file, 0, blocks, KVT_STORE_BLOCK_BYTES);
+        start_scan(store, 2 * files + 1, file, store->segment_bytes - KVT_STORE_BLOCK_BYTES, blocks + KVT_STORE_BLOCK_BYTES, KVT_STORE_BLOCK_BYTES);
+        indexes[files++] = *next;
+    }
+    if (!kvt_store_io_finish(store, store->scan_io, 2 * files)) {
+        store->is_silent = true;
+        return 0;
+    }
+    for (uint32_t i = 0; i < files; i++)
+        count += classify(store, indexes[i], scan_buffer(store) + 2 * (uint64_t)i * KVT_STORE_BLOCK_BYTES, &ret_found[count]);
+    return count;
 }
 
 static int by_sequence(const void *a, const void *b, void *user)
@@ -505,6 +547,65 @@ static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, co
     entry->form = listed->form & 3u;
     kvt_store_entry_count(store, entry, 1);
     return KVT_OK;
+}
+
+/* Summaries that are being read while an earlier one is taken over: of found[first .. next), in slots of the scan buffer. */
+struct ahead { uint32_t first, next; };
+
+static uint64_t summary_padded(const struct found_segment *found)
+{
+    return kvt_align_up((uint64_t)found->footer.entry_count * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
+}
+
+static bool summary_is_placed(const struct kvt_store *store, const struct found_segment *found)
+{
+    return found->footer.summary_offset == store->segment_bytes - KVT_STORE_BLOCK_BYTES - summary_padded(found);
+}
+
+/* Has the reads of the next ones begun. */
+static void ahead_start(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t count, uint32_t slots,
+                        uint64_t slot_bytes)
+{
+    for (; ahead->next < count && ahead->next - ahead->first < slots; ahead->next++) {
+        const struct found_segment *next = &found[ahead->next];
+        const uint32_t slot = ahead->next % slots;
+        if (!next->is_summarised || !summary_is_placed(store, next) || next->footer.entry_count == 0) {
+            store->scan_io[slot].error = EINVAL; /* nothing to read; who asks reads it the plain way, or walks */
+            continue;
+        }
+        kvt_store_io_start(store, &store->scan_io[slot], KVT_IO_READ, store->segments[next->index].file, next->footer.summary_offset,
+                           scan_buffer(store) + slot * slot_bytes, (uint32_t)summary_padded(next), true, kvt_store_io_nothing, NULL);
+    }
+    kvt_store_io_pump(store);
+}
+
+/* Takes over the summary of found[f] from what was read ahead. False: not to be had like that. */
+static bool summary_ahead(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t f, uint32_t count,
+                          enum kvt_status *ret_status)
+{
+    const uint64_t slot_bytes = kvt_align_up((uint64_t)store->entries_max * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
+    const uint32_t slots = (uint32_t)kvt_min_u64(scan_buffer_bytes(store) / slot_bytes, KVT_STORE_SCANS_MAX);
+    if (slots < 2 || store->is_silent) return false;
+    ahead->first = f;
+    if (ahead->next < f) ahead->next = f;
+    ahead_start(store, ahead, found, count, slots, slot_bytes);
+    const uint32_t slot = f % slots;
+    const struct kvt_store_io *io = &store->scan_io[slot];
+    const struct kvt_summary_entry *entries = (const void *)(scan_buffer(store) + slot * slot_bytes);
+    if (!kvt_store_io_finish(store, io, 1)) store->is_silent = true;
+    const bool is_good = !io->is_busy && io->error == 0
+        && kvt_crc32c(0, entries, (uint64_t)found[f].footer.entry_count * sizeof *entries) == found[f].footer.summary_crc;
+    *ret_status = KVT_OK;
+    for (uint32_t i = 0; is_good && i < found[f].footer.entry_count && *ret_status == KVT_OK; i++)
+        *ret_status = recover_entry(store, found[f].index, &entries[i]);
+    return is_good;
+}
+
+/* The plain ways use the buffer: nothing is in flight into it then, and what was read ahead is read again. */
+static void ahead_stop(struct kvt_store *store, struct ahead *ahead)
+{
+    if (!kvt_store_io_finish(store, store->scan_io, KVT_STORE_SCANS_MAX)) store->is_silent = true;
+    ahead->next = ahead->first;
 }
 
 /* False: the summary does not hold; the segment must be walked. */
@@ -604,24 +705,6 @@ static void resume_segment(struct kvt_store *store, uint32_t index)
     store->open_segment = index;
 }
 
-static bool find_file(struct kvt_store *store, uint32_t index)
-{
-    struct kvt_segment *segment = &store->segments[index];
-    char name[24];
-    int os_errno;
-    kvt_segment_name(index, name);
-    if (store->io->ops->open_file(store->io, name, false, &segment->file, &os_errno) != KVT_OK) return false;
-    struct stat status;
-    segment->allocated_bytes = store->segment_bytes;
-    if (fstatat(store->directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0)
-        segment->allocated_bytes = (uint64_t)status.st_blocks * 512;
-    segment->state = KVT_SEGMENT_FREE;
-    store->file_count++;
-    store->free_count++;
-    store->allocated_bytes += segment->allocated_bytes;
-    return true;
-}
-
 /* Files that were cut short get their space back, so that no write to them can meet a full disk. */
 static void restore_allocation(struct kvt_store *store, uint32_t index)
 {
@@ -649,10 +732,13 @@ static uint32_t evict_to_capacity(struct kvt_store *store, struct found_segment 
 static enum kvt_status find_segments(struct kvt_store *store, struct found_segment *found)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < store->segment_slots; i++)
-        if (find_file(store, i) && classify(store, i, &found[count])) count++;
+    for (uint32_t next = 0; next < store->segment_slots && !store->is_silent;) count += classify_some(store, &next, found + count);
     qsort_r(found, count, sizeof *found, by_sequence, store);
     const uint32_t first = evict_to_capacity(store, found, count);
+    uint64_t records = 0;
+    for (uint32_t f = first; f < count; f++) records += found[f].is_summarised ? found[f].footer.entry_count : 0;
+    KVT_TRY(kvt_store_index_reserve(&store->index, records));
+    struct ahead ahead = { first, first };
     for (uint32_t i = 0; i < store->segment_slots; i++)
         if (store->segments[i].state == KVT_SEGMENT_FREE) restore_allocation(store, i);
     for (uint32_t f = first; f < count; f++) {
@@ -660,6 +746,11 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
         enum kvt_status status;
         segment->state = KVT_SEGMENT_CLOSED;
         store->free_count--;
+        if (found[f].is_summarised && summary_ahead(store, &ahead, found, f, count, &status)) {
+            KVT_TRY(status);
+            continue;
+        }
+        ahead_stop(store, &ahead);
         if (found[f].is_summarised && read_summary(store, &found[f], &status)) {
             KVT_TRY(status);
             continue;
@@ -703,7 +794,7 @@ enum kvt_status kvt_store_recover(struct kvt_store *store, uint32_t record_bytes
         kvt_free(found);
         KVT_TRY(status);
     }
-    if (store->header_io.is_busy)
+    if (store->header_io.is_busy || store->is_silent)
         return kvt_store_refuse(error, KVT_IO, "path is %s: the disk does not answer", store->path);
     store->stats.allocated_bytes = store->stats.allocated_peak = store->allocated_fixed + store->allocated_bytes;
     store->stats.segments = store->file_count;

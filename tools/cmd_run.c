@@ -117,6 +117,20 @@ static uint64_t du_bytes(const char *path)
     return bytes;
 }
 
+/* Of all directories in the list. */
+static uint64_t du_bytes_of_all(const char *list)
+{
+    char path[PATH_MAX];
+    uint64_t bytes = 0;
+    for (const char *next = list; *next;) {
+        const size_t size = strcspn(next, ",");
+        (void)snprintf(path, sizeof path, "%.*s", (int)size, next);
+        bytes += du_bytes(path);
+        next += size + (next[size] == ',');
+    }
+    return bytes;
+}
+
 /* Prints what the run came to; the exit status. */
 static int print_report(const struct kvt_run_options *options, const struct kvt_report *report)
 {
@@ -160,7 +174,7 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         .has_host = options->host_bytes > 0, .has_store = options->nvme_path[0] != '\0',
     };
     kvt_stats(runtime, &report.stats);
-    if (report.has_store) report.du_bytes = du_bytes(options->nvme_path);
+    if (report.has_store) report.du_bytes = du_bytes_of_all(options->nvme_path);
     *ret_is_engine_busy = result.is_engine_busy;
     return print_report(options, &report);
 }

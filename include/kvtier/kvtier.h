@@ -63,7 +63,7 @@ struct kvt_config {
     enum kvt_device_kind device;
     uint64_t device_bytes;      /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
     uint64_t host_bytes;        /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
-    const char *nvme_path;      /* directory of the store; NULL: no nvme tier */
+    const char *nvme_path;      /* directory of the store, or up to 8 on different devices with commas between; NULL: no nvme tier */
     uint64_t nvme_bytes;        /* disk space, as du sees it */
     uint64_t nvme_bytes_per_day; /* endurance: written to the disk in 24 hours at most, but for what live sequences would lose; 0: no limit */
     const uint8_t *nvme_key;    /* 32 bytes: what the store holds is encrypted and authenticated with it; borrowed for open. NULL: it is not */

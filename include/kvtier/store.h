@@ -32,7 +32,8 @@
 extern "C" {
 #endif
 
-#define KVT_STORE_VERSION 1
+#define KVT_STORE_VERSION   1
+#define KVT_STORE_PATHS_MAX 8u
 
 struct kvt_store;
 struct kvt_env; /* runtime/base/env.h; callers outside the project pass NULL */
@@ -50,6 +51,10 @@ struct kvt_store_config {
     uint32_t size;    /* sizeof(struct kvt_store_config) */
     uint32_t version; /* KVT_STORE_VERSION */
     const char *path; /* a directory; the last component is created (0700) when missing, a missing parent is refused */
+    /* Or several, instead of path: on different devices, which share all sizes evenly (but reserve_bytes and link_bytes_per_s, which hold for
+       each). A record lies in one of them, chosen by its name and their paths. One that is lost loses its own records only. */
+    const char *const *paths;
+    uint32_t path_count;       /* 0: path; at most KVT_STORE_PATHS_MAX */
     uint64_t capacity_bytes;   /* the most disk space that the directory takes, as du sees it */
     uint64_t reserve_bytes;    /* disk space that is left free for others besides; 0: none */
     uint64_t staging_bytes;    /* I/O buffers, at least 1 MiB; 0: 16 MiB */
@@ -237,6 +242,7 @@ struct kvt_store_stats {
     uint64_t recovered_records, recovered_private, recovered_bad; /* at open: found; private and dropped; failed a check */
     uint64_t index_bytes;
     const char *io_path;       /* "io_uring", "threads", ... */
+    uint32_t directories, directories_lost; /* open; left out because their disk failed at open */
     const char *cipher;        /* of new records; NULL: not encrypted */
     bool is_direct;            /* O_DIRECT */
     uint32_t alignment;

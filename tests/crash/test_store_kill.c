@@ -83,8 +83,8 @@ static void check(struct bench *bench, uint64_t acknowledged)
 static void b63_a_killed_process_loses_nothing_acknowledged(void **state)
 {
     (void)state;
-    const char *const more = getenv("KVTIER_KILL_ROUNDS"); /* longer by hand */
-    const uint64_t rounds = more ? strtoull(more, NULL, 10) : 12;
+    const char *const more = getenv("KVTIER_KILLS"); /* longer by hand */
+    const uint64_t rounds = more ? strtoull(more, NULL, 10) : 50;
     struct bench bench;
     bench_init(&bench, NULL, false);
     bench.config.capacity_bytes = 3 * KVT_MIB;
@@ -96,6 +96,7 @@ static void b63_a_killed_process_loses_nothing_acknowledged(void **state)
         check(&bench, acknowledged);
         generation = acknowledged + 2; /* the killed round's puts have the one in between */
     }
+    print_message("%llu kills\n", (unsigned long long)rounds);
     bench_done(&bench);
 }
 

@@ -655,20 +655,6 @@ void calls_decode(struct world *world, uint32_t i, const uint32_t *ids, uint32_t
     world_fail(world, "sequence %u cannot decode", i);
 }
 
-/*
- * Idle sequences keep what no lower tier takes: when that is every slot, a copy of a state that the active one still needs has no
- * place until one of them ends. False: it is the only one.
- */
-static bool finish_another(struct world *world, uint32_t i)
-{
-    for (uint32_t other = 0; other < WORLD_SEQUENCES_MAX; other++) {
-        if (other == i || !world->sequences[other].is_live) continue;
-        calls_finish_sequence(world, other, false);
-        return true;
-    }
-    return false;
-}
-
 /* The sequence is the only active one: it must become ready, or lost, and read everything. */
 static void bring_back(struct world *world, uint32_t i)
 {
@@ -686,9 +672,6 @@ static void bring_back(struct world *world, uint32_t i)
         }
         const struct kvt_sequence *sequence = world_core_sequence(world, twin);
         if (sequence->lost_from != UINT64_MAX) truncate_to(world, i, (uint32_t)sequence->lost_from);
-        const bool is_late = round + 1 == ROUNDS_MAX && !world->core.has_host;
-        if (is_late && kvt_core_stall(&world->core, world_core_sequence(world, twin)) == KVT_STALL_NO_SLOT && finish_another(world, i))
-            round = 0;
     }
     describe(world, i);
     world_fail(world, "sequence %u does not become ready: stall %s", i,

@@ -42,7 +42,8 @@ static const struct argp_option option_table[] = {
     { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "tokens of a block (default 16, of a trace 512)", 2 },
     { "hbm", OPTION_HBM, "SIZE", 0, "device memory for blocks (default 64MiB)", 2 },
     { "host", OPTION_HOST, "SIZE", 0, "pinned host memory (default 256MiB)", 2 },
-    { "nvme", OPTION_NVME, "DIR:SIZE", 0, "directory of the store and the disk space it may take (default: no such tier)", 2 },
+    { "nvme", OPTION_NVME, "DIR[,DIR...]:SIZE", 0, "directory of the store, or several on different devices, and the disk space that they may take together "
+      "(default: no such tier)", 2 },
     { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits", 2 },
     { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0, "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
     { "device", OPTION_DEVICE, "KIND", 0, "auto (default), cuda, emulated", 2 },

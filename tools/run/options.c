@@ -46,7 +46,8 @@ static const struct argp_option option_table[] = {
     { "host", OPTION_HOST, "SIZE", 0, "pinned host memory (default 256MiB)", 2 },
     { "nvme", OPTION_NVME, "DIR[,DIR...]:SIZE", 0, "directory of the store, or several on different devices, and the disk space that they may take together "
       "(default: no such tier)", 2 },
-    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits", 2 },
+    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits. "
+      "A directory whose records are under another key, or none, is emptied", 2 },
     { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0, "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
     { "device", OPTION_DEVICE, "KIND", 0, "auto (default), cuda, emulated", 2 },
     { "link-hbm", OPTION_LINK_HBM, "GB/s", 0, "pace of the emulated device's link; 1 GB is 10^9 bytes "

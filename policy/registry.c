@@ -26,7 +26,8 @@
 #define ADMISSION_POLICIES(X) \
     X(all)                    \
     X(budget)                 \
-    X(second_sight)
+    X(second_sight)           \
+    X(adaptive)
 
 #define DECLARE_EVICTION(word) extern const struct kvt_policy_ops kvt_policy_##word;
 #define DECLARE_ADMISSION(word) extern const struct kvt_admission_ops kvt_admission_##word;

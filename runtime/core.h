@@ -7,7 +7,7 @@
  *     residency.c  claims, holds and copies of single blocks: the only places where they come and go
  *     flow.c       transfers: begin, submit, complete, fail, abandon
  *     planner.c    what to move next: room, fetches, write-back, prefetch
- *     sequence.c   lists of blocks: append, commit, fork, truncate, window, idle, resume, finish
+ *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal; sequence_cut.c: truncate, window
  *     lookup.c     the longest prefix that every group has, found and held
  *     step.c       steps: who is ready, pins, marks
  *     verify.c     everything counted again from scratch

@@ -100,6 +100,8 @@ void kvt_sequence_rewind(struct kvt_core *core, struct kvt_sequence *sequence, u
 void kvt_sequence_list_append(struct kvt_core *core, struct kvt_sequence *sequence, enum kvt_sequence_list_id list);
 void kvt_sequence_list_remove(struct kvt_core *core, struct kvt_sequence *sequence);
 
+/* Makes room for `count` entries. NOMEM. */
+KVT_NODISCARD enum kvt_status kvt_sequence_table_reserve(struct kvt_sequence_table *table, uint64_t count);
 /* Appends a block to a group's table. NOMEM. */
 enum kvt_status kvt_sequence_push(struct kvt_sequence_table *table, uint32_t block);
 

@@ -49,11 +49,12 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
         job->op.length = op->length;
         job->op.form = (uint32_t)op->form;
         job->op.tokens = op->tokens;
-        job->op.flags = KVT_STORE_NEEDED | (op->is_private ? KVT_STORE_PRIVATE : 0u); /* admission has said yes */
+        /* Admission has said yes; host slots lie in huge pages. */
+        job->op.flags = KVT_STORE_NEEDED | KVT_STORE_IN_PLACE | (op->is_private ? KVT_STORE_PRIVATE : 0u);
     } else {
         job->op.kind = KVT_STORE_GET;
         job->op.length = op->host_capacity;
-        job->op.flags = op->priority == KVT_PRIORITY_DEMAND ? KVT_STORE_URGENT : 0;
+        job->op.flags = KVT_STORE_IN_PLACE | (op->priority == KVT_PRIORITY_DEMAND ? KVT_STORE_URGENT : 0u);
     }
     struct kvt_store_op *const ops[] = { &job->op };
     if (kvt_store_submit(nvme->store, ops, 1) != 1) return KVT_FULL;

@@ -25,6 +25,7 @@
 #ifndef KVT_TIERS_STORE_FORMAT_H
 #define KVT_TIERS_STORE_FORMAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -134,18 +135,22 @@ _Static_assert(sizeof(struct kvt_summary_entry) == 64, "byte table");
 
 #define KVT_STORE_UNIT_BYTES 512u
 
+#define KVT_STORE_LONG_BYTES 131072u
+
 /*
- * Where the payload begins in a record: behind the header, or, when whole blocks of the device hold it, in the block behind the
- * header's, so that it can be moved between the device and the caller's memory without a copy. Neither takes more room.
+ * Where the payload begins in a record: behind the header, or, when whole blocks of the device hold it or when it is long, in the
+ * block behind the header's, so that it can be moved between the device and the caller's memory without a copy. The one takes no
+ * more room for that, the other at most a block.
  */
 static inline uint32_t kvt_store_payload_at(uint32_t length, uint32_t alignment)
 {
-    return (length & (alignment - 1)) == 0 ? alignment : (uint32_t)sizeof(struct kvt_record_header);
+    const bool is_apart = length >= KVT_STORE_LONG_BYTES || (length & (alignment - 1)) == 0;
+    return is_apart ? alignment : (uint32_t)sizeof(struct kvt_record_header);
 }
 
 static inline uint64_t kvt_store_stored_bytes(uint32_t length, uint32_t alignment)
 {
-    const uint64_t bytes = sizeof(struct kvt_record_header) + (uint64_t)length;
+    const uint64_t bytes = kvt_store_payload_at(length, alignment) + (uint64_t)length;
     return (bytes + alignment - 1) & ~((uint64_t)alignment - 1);
 }
 

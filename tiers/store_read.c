@@ -135,10 +135,12 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
 
 /* ---- In place ------------------------------------------------------------------------------------------------------- */
 
+/* Whole blocks are read: the padding behind the payload needs room in the buffer. */
 static bool is_get_in_place(const struct kvt_store *store, const struct kvt_store_op *op, uint32_t length)
 {
     return (op->flags & KVT_STORE_IN_PLACE) && length >= KVT_STORE_IN_PLACE_GET_MIN && length <= KVT_STORE_IN_PLACE_LENGTH_MAX
-        && kvt_is_aligned(length, store->alignment) && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
+        && kvt_store_payload_at(length, store->alignment) == store->alignment && kvt_align_up(length, store->alignment) <= op->length
+        && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
 }
 
 static void in_place_done(struct kvt_store *store, struct kvt_store_io *io)
@@ -170,8 +172,8 @@ static void in_place_start(struct kvt_store *store, struct kvt_get *get)
     get->ios_pending = 2;
     store->in_place_get_bytes += get->entry.length;
     kvt_store_io_start(store, &get->io, KVT_IO_READ, file, offset, get->buffer, store->alignment, is_urgent, in_place_done, get);
-    kvt_store_io_start(store, &get->payload_io, KVT_IO_READ, file, offset + store->alignment, get->op->buffer, get->entry.length,
-                       is_urgent, in_place_done, get);
+    kvt_store_io_start(store, &get->payload_io, KVT_IO_READ, file, offset + store->alignment, get->op->buffer,
+                       get->stored - store->alignment, is_urgent, in_place_done, get);
 }
 
 /* ---- Starting ------------------------------------------------------------------------------------------------------- */

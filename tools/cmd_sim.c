@@ -8,6 +8,7 @@
 #include "tools/cli.h"
 #include "tools/commands.h"
 #include "tools/sim/options.h"
+#include "tools/sim/plot.h"
 #include "tools/sim/report.h"
 #include "tools/sim/timed.h"
 #include "tools/workload/workload.h"
@@ -135,7 +136,7 @@ static int count(struct sim *sim)
         .job_traces = sim->job_traces, .results = sim->results, .job_count = sim->job_count, .seconds = (double)took_ns * 1e-9,
     };
     if (kvt_sim_print(&report, stdout) != KVT_OK) return kvt_failure(COMMAND, "the report: out of memory");
-    return KVT_EXIT_OK;
+    return options->plot ? kvt_sim_plot(&report, options->plot) : KVT_EXIT_OK;
 }
 
 static void sim_done(struct sim *sim)

@@ -94,8 +94,8 @@ enum { KVT_STORE_GENERATION_ANY = 1 << 0, /* get: whatever generation the record
        KVT_STORE_URGENT = 1 << 2,         /* get: something waits for it, it goes before the others */
        KVT_STORE_NEEDED = 1 << 3,         /* put: goes even when bytes_per_day is used up */
        KVT_STORE_IN_PLACE = 1 << 4 };     /* put, get: the buffer is worth moving to and from the device without a copy: it lies in
-                                             huge pages, aligned to stats.alignment. Records of whole blocks of that size, large
-                                             enough, are; all others are copied as without the flag */
+                                             huge pages, aligned to stats.alignment. Records that are large enough are; all others
+                                             are copied as without the flag. A get may then write all of the buffer's `length` */
 
 #define KVT_STORE_FORM_MAX 3
 

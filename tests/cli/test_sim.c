@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 #include <json-c/json.h>
@@ -41,11 +42,11 @@ static void write_trace(const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Runs "sim" with these words; @ stands for the trace. */
-static void sim(const char *text)
+/* Runs a subcommand with these words; @ stands for the trace. */
+static void run_words(const char *command, const char *text)
 {
     static char words[1024];
-    const char *arguments[WORDS_MAX + 2] = {"sim"};
+    const char *arguments[WORDS_MAX + 2] = {command};
     uint32_t count = 1;
     char *rest = words;
     (void)snprintf(words, sizeof words, "%s", text);
@@ -55,6 +56,8 @@ static void sim(const char *text)
     }
     assert_true(run_program(program, arguments, &outcome));
 }
+
+static void sim(const char *text) { run_words("sim", text); }
 
 static struct json_object *report(void)
 {
@@ -189,6 +192,12 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         {"--workload chat --capacities 1+2+3+4", "--capacities"}, {"--workload chat --capacities 1e3", "--capacities"},
         {"--workload chat --capacities 99999999999999999999", "--capacities"},
         {"--workload chat --admission hope", "--admission"}, {"--workload chat --admission all --capacities 1+2", "--admission"},
+        {"--workload chat --hbm 8MiB --gpu abacus", "--gpu"}, {"--workload chat --hbm 8MiB --gpu flops=0,bytes=1,link=1", "--gpu"},
+        {"--workload chat --gpu h200 --parameters many", "--parameters"}, {"--workload chat --hbm 8MiB --pack-ratio 0", "--pack-ratio"},
+        {"--workload chat --hbm 8MiB --policies wishful", "--policies"}, {"--workload chat --hbm 4KiB --host 1MiB", "--hbm"},
+        {"--workload chat --hbm 8MiB --policy wishful", "--policy"}, {"--workload chat --hbm", "--hbm"}, {"--hbm 8MiB", "--trace"},
+        {"--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl"},
+        {"--workload chat --plot picture.jpg", "--plot"},
         {"--workload chat --policies belady --admission all", "--policies"}, {"--workload chat --json --csv", "--json"},
     };
     write_trace(THREE_REQUESTS);
@@ -200,6 +209,111 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         assert_memory_equal(outcome.err, "kvtier sim: ", 12);
         if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
     }
+}
+
+/* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
+static void a_picture_is_gnuplots(void **state)
+{
+    (void)state;
+    char drawer[PATH_BYTES + 16], drawn[PATH_BYTES + 16], line[2 * PATH_BYTES + 128], script[4096];
+    const char *path = getenv("PATH");
+    char before[4096];
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    write_trace(THREE_REQUESTS);
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
+    (void)snprintf(line, sizeof line, "--trace @ --policies lru,belady --count flat --capacities 2,3 --plot %s/a.svg", root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line);
+    assert_int_equal(outcome.exit_status, 2);
+    assert_string_equal(outcome.out, "");
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, "gnuplot"));
+
+    FILE *file = fopen(drawer, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(drawer, 0700), 0);
+    sim(line);
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_non_null(strstr(script, "set terminal svg"));
+    assert_non_null(strstr(script, "2 42.8571\n3 57.1429\ne\n2 57.1429\n3 57.1429\ne\n"));
+    (void)unlink(drawn);
+    (void)unlink(drawer);
+    (void)setenv("PATH", before, 1);
+}
+
+/* ---- In virtual time ----------------------------------------------------------------------------------------------------- */
+
+static int64_t inner(struct json_object *object, const char *outer, const char *name)
+{
+    struct json_object *value;
+    assert_true(json_object_object_get_ex(object, outer, &value));
+    return number(value, name);
+}
+
+/* Goal: what the simulator says is reused is what the main job reuses, where timing does not matter: to the token. */
+static void simulated_tiers_reuse_what_real_ones_do(void **state)
+{
+    (void)state;
+#define SMALL " --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --arrival sequential --json"
+    static const char *const workloads[] = {
+        "--workload chat --requests 30 --hbm 8MiB --host 64MiB" SMALL,
+        "--workload longdoc --requests 12 --hbm 9MiB --host 64MiB" SMALL,
+        "--workload batch --requests 30 --hbm 1MiB --host 32MiB" SMALL,
+    };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(workloads); i++) {
+        sim(workloads[i]);
+        struct json_object *object = report();
+        const int64_t reused = inner(result_at(object, 0), "tokens", "reused");
+        const int64_t generated = inner(result_at(object, 0), "tokens", "generated");
+        (void)json_object_put(object);
+        run_words("run", workloads[i]);
+        object = report();
+        assert_int_equal(inner(object, "tokens", "reused"), reused);
+        assert_int_equal(inner(object, "tokens", "generated"), generated);
+        assert_true(reused > 1000);
+        (void)json_object_put(object);
+    }
+}
+
+/* Goal: the same command line gives the same figures, and a slower link or smaller tiers never stall less than the bound. */
+static void virtual_time_repeats_itself_and_keeps_to_its_bound(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        "--workload chat --requests 40 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 4MiB --host 16MiB --nvme x:16MiB"
+        " --link-hbm 0.01 --link-nvme 0.005 --gpu a100 --parameters 1e8 --policies lru,lirs-duel --json",
+        "--workload longdoc --requests 12 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 9MiB --host 16MiB"
+        " --gpu flops=1e12,bytes=1e11,link=1e8 --step-ms 1 --json",
+    };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(lines); i++) {
+        struct json_object *steps[2][2];
+        struct json_object *reports[2];
+        for (uint32_t run = 0; run < 2; run++) {
+            sim(lines[i]);
+            reports[run] = report();
+            for (uint32_t policy = 0; policy < (i == 0 ? 2 : 1); policy++) {
+                struct json_object *result = result_at(reports[run], policy);
+                struct json_object *stalled, *bound;
+                assert_true(json_object_object_get_ex(result, "steps", &steps[run][policy]));
+                assert_true(json_object_object_get_ex(steps[run][policy], "stall_seconds", &stalled));
+                assert_true(json_object_object_get_ex(steps[run][policy], "stall_seconds_at_least", &bound));
+                assert_true(json_object_get_double(stalled) + 1e-6 >= json_object_get_double(bound));
+                assert_int_equal(inner(result, "requests", "completed"), inner(result, "requests", "total"));
+            }
+        }
+        for (uint32_t policy = 0; policy < (i == 0 ? 2 : 1); policy++)
+            assert_string_equal(json_object_to_json_string(steps[0][policy]), json_object_to_json_string(steps[1][policy]));
+        (void)json_object_put(reports[0]);
+        (void)json_object_put(reports[1]);
+    }
+    assert_int_equal(access("x", F_OK), -1); /* the directory of a simulated store is not touched */
 }
 
 /* Goal: a broken line of a trace is named by its number. */
@@ -224,6 +338,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
+        cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
+        cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

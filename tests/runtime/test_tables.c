@@ -171,6 +171,32 @@ static void lost_tables_are_misses_that_heal(void **state)
     world_close(&w);
 }
 
+static void what_does_not_unpack_is_not_found_again(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq;
+    kvt_step step;
+    uint64_t lost_from;
+    init(&w);
+    world_open(&w);
+    text_make(&text, 5, FOUR);
+    learn_and_put(&w, &text);
+    world_shut(&w);
+    remove_side(&w);
+    world_open(&w);
+    assert_int_equal(world_create(&w, &text, FOUR, false, &seq), FOUR);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_LOST);
+    assert_int_equal(lost_from, 0);
+    world_finish(&w, seq, true);
+    world_settle(&w);
+    /* Nobody computed it: the next one is told at once. */
+    assert_int_equal(world_create(&w, &text, FOUR, false, &seq), 0);
+    world_finish(&w, seq, false);
+    world_close(&w);
+}
+
 static void damaged_tables_are_misses_that_heal(void **state)
 {
     (void)state;
@@ -437,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_packed_with_tables_are_read_after_a_restart),
         cmocka_unit_test(lost_tables_are_misses_that_heal),
+        cmocka_unit_test(what_does_not_unpack_is_not_found_again),
         cmocka_unit_test(damaged_tables_are_misses_that_heal),
         cmocka_unit_test(whole_tables_of_another_run_are_misses_that_heal),
         cmocka_unit_test(no_block_is_packed_with_a_table_that_is_not_saved),

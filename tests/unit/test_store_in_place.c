@@ -87,6 +87,31 @@ static void what_is_not_aligned_is_copied(void **state)
     bench_done(&bench);
 }
 
+static void a_long_record_of_any_length_is_got_in_place_where_its_padding_fits(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = { 128 * KIB - 1, 128 * KIB + 1, 300001, MIB + 3, 4 * MIB - 511 };
+    for (int is_faulty = 0; is_faulty < 2; is_faulty++) {
+        struct bench bench;
+        init(&bench, is_faulty);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++)
+            assert_int_equal(put(&bench, i, lengths[i], KVT_STORE_IN_PLACE, memory), KVT_OK);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) {
+            for (uint32_t room = 0; room <= 1024; room += 256) {
+                memset(memory, 0xa5, lengths[i] + room + 64);
+                struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_IN_PLACE, .name = bench_name(i), .generation = 1,
+                                           .buffer = memory, .length = lengths[i] + room };
+                assert_int_equal(bench_run(&bench, &op), KVT_OK);
+                assert_int_equal(op.ret_length, lengths[i]);
+                assert_true(bench_is_filled(memory, lengths[i], i, 1));
+                for (uint32_t k = 0; k < 64; k++) assert_int_equal(memory[lengths[i] + room + k], 0xa5);
+            }
+        }
+        assert_int_equal(bench_stats(&bench).corrupt, 0);
+        bench_done(&bench);
+    }
+}
+
 /* Where the record of the key lies; there is one segment, and the records lie back to back. */
 static uint64_t offset_of(struct bench *bench, uint64_t key)
 {
@@ -219,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_the_same_in_place_and_copied_whoever_wrote_them),
         cmocka_unit_test(what_is_not_aligned_is_copied),
+        cmocka_unit_test(a_long_record_of_any_length_is_got_in_place_where_its_padding_fits),
         cmocka_unit_test(b47_a_flipped_bit_is_a_miss_in_place),
         cmocka_unit_test(b43_a_short_transfer_in_place_is_finished_or_failed),
         cmocka_unit_test(b44_an_error_of_either_write_or_read_in_place_fails_the_op),

@@ -144,7 +144,9 @@ struct store_run {
     struct kvt_store *store;
     const struct kvt_store_load *load;
     struct kvt_store_op ops[KVT_STORE_BENCH_DEPTH_MAX];
-    uint32_t next, until, in_flight; /* records up to `until` may be submitted */
+    struct kvt_store_op *idle[KVT_STORE_BENCH_DEPTH_MAX];
+    uint32_t idle_count;
+    uint32_t next, until; /* records up to `until` may be submitted */
 };
 
 /* Gives the op the next record; a put's first bytes say which one it is. */
@@ -165,31 +167,36 @@ static bool is_right(const struct kvt_store_op *op)
     return op->status == KVT_OK && (op->kind == KVT_STORE_PUT || kvt_load_u64(op->buffer) == op->name.key[1]);
 }
 
-/* Puts the given ops to work on the next records, as many as there are; all must be accepted. */
-static bool submit_next(struct store_run *run, struct kvt_store_op **ops, uint32_t n)
+/*
+ * Puts idle ops to work on the next records, as many as there are and as the store takes: it refuses puts for a while when its
+ * disk has become slow.
+ */
+static void submit_next(struct store_run *run)
 {
-    n = kvt_min_u32(n, run->until - run->next);
-    if (n == 0) return true;
+    const uint32_t n = kvt_min_u32(run->idle_count, run->until - run->next);
+    if (n == 0) return;
+    struct kvt_store_op **ops = run->idle + (run->idle_count - n);
     for (uint32_t i = 0; i < n; i++) set_op(run, ops[i]);
-    run->in_flight += n;
-    if (kvt_store_submit(run->store, ops, n) == n) return true;
-    return kvt_store_bench_fail("the store refused an op");
+    const uint32_t accepted = kvt_store_submit(run->store, ops, n);
+    run->next -= n - accepted;
+    run->idle_count -= accepted;
+    for (uint32_t i = 0; i < n - accepted; i++) ops[i] = ops[accepted + i];
 }
 
 static bool run_until(struct store_run *run, uint32_t until)
 {
-    struct kvt_store_op *ops[KVT_STORE_BENCH_DEPTH_MAX];
+    enum { REFUSED_MAX = 10000, REFUSED_NS = 1000000 };
+    struct kvt_store_op *done[KVT_STORE_BENCH_DEPTH_MAX];
     run->until = until;
-    for (uint32_t i = 0; i < run->load->depth; i++) ops[i] = &run->ops[i];
-    if (!submit_next(run, ops, run->load->depth)) return false;
-    while (run->in_flight > 0) {
-        (void)kvt_store_wait(run->store, UINT64_MAX);
-        const uint32_t n = kvt_store_poll(run->store, ops, KVT_STORE_BENCH_DEPTH_MAX);
-        run->in_flight -= n;
+    for (uint32_t refused = 0; run->next < until || run->idle_count < run->load->depth;) {
+        submit_next(run);
+        if (run->idle_count == run->load->depth && ++refused > REFUSED_MAX) return kvt_store_bench_fail("the store takes no ops");
+        (void)kvt_store_wait(run->store, run->idle_count == run->load->depth ? REFUSED_NS : UINT64_MAX);
+        const uint32_t n = kvt_store_poll(run->store, done, KVT_STORE_BENCH_DEPTH_MAX);
+        for (uint32_t i = 0; i < n; i++) run->idle[run->idle_count++] = done[i];
         for (uint32_t i = 0; i < n; i++)
-            if (!is_right(ops[i]))
-                return kvt_store_bench_fail("a %s failed: %s", run->load->is_put ? "put" : "get", kvt_status_text(ops[i]->status));
-        if (!submit_next(run, ops, n)) return false;
+            if (!is_right(done[i]))
+                return kvt_store_bench_fail("a %s failed: %s", run->load->is_put ? "put" : "get", kvt_status_text(done[i]->status));
     }
     return true;
 }
@@ -203,6 +210,7 @@ bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *
     run->bench = bench;
     run->store = store;
     run->load = load;
+    for (; run->idle_count < load->depth; run->idle_count++) run->idle[run->idle_count] = &run->ops[run->idle_count];
     set_order(bench, load);
     const uint32_t batch = load->is_put && load->sync_every ? load->sync_every : load->count;
     const double cpu_start = kvt_store_bench_cpu_seconds(), start = kvt_store_bench_seconds();
@@ -214,10 +222,10 @@ bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *
     ret_took->seconds = kvt_store_bench_seconds() - start;
     ret_took->cpu_seconds = kvt_store_bench_cpu_seconds() - cpu_start;
     /* The ops are the store's until they come back. */
-    while (run->in_flight > 0) {
+    while (run->idle_count < load->depth) {
         struct kvt_store_op *done;
         (void)kvt_store_wait(store, UINT64_MAX);
-        run->in_flight -= kvt_store_poll(store, &done, 1);
+        run->idle_count += kvt_store_poll(store, &done, 1);
     }
     kvt_free(run);
     return is_ok;

@@ -120,6 +120,9 @@ static void add_cases(struct speed *speed, const char *size)
             added = kvt_store_bench_add(bench, "GB/s", fio, fio, "device, %s %s: fio", size, name);
             added = kvt_store_bench_add(bench, "GB/s", rate_of(speed, kind, FIO_AGAIN), fio, "control, %s %s: fio against fio", size, name);
             added->ratio = ratio_of(speed, kind, FIO_AGAIN, FIO);
+            /* What a busy machine takes from any program that runs beside others for longer than fio does. */
+            added = kvt_store_bench_add(bench, "GB/s", raw, fio, "control, %s %s: the raw loop against fio", size, name);
+            added->ratio = ratio_of(speed, kind, RAW, FIO);
             added = kvt_store_bench_add(bench, "GB/s", store, fio, "store, %s %s: against fio", size, name);
             added->ratio = ratio_of(speed, kind, STORE, FIO);
             added->target = is_large ? 0.95 : 0.90;

@@ -8,6 +8,7 @@
 
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
+#include "tools/sim/plot.h"
 #include "tools/text.h"
 
 #define BLOCK_TOKENS_DEFAULT 16
@@ -21,7 +22,7 @@
 
 enum option_key {
     OPTION_TRACE = 0x100, OPTION_WORKLOAD, OPTION_REQUESTS, OPTION_SEED, OPTION_BLOCK_TOKENS, OPTION_COUNT, OPTION_ORDER,
-    OPTION_POLICIES, OPTION_CAPACITIES, OPTION_ADMISSION, OPTION_REPEAT, OPTION_THREADS, OPTION_JSON, OPTION_CSV
+    OPTION_POLICIES, OPTION_CAPACITIES, OPTION_ADMISSION, OPTION_REPEAT, OPTION_THREADS, OPTION_JSON, OPTION_CSV, OPTION_PLOT, OPTION_GPU
 };
 
 static const struct argp_option option_table[] = {
@@ -43,6 +44,11 @@ static const struct argp_option option_table[] = {
     { "threads", OPTION_THREADS, "N", 0, "count so many capacities at once (default: one for each processor)", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { "csv", OPTION_CSV, NULL, 0, "print CSV", 3 },
+    { "plot", OPTION_PLOT, "FILE", 0, "draw hits against capacity to FILE.svg or FILE.png, with gnuplot", 3 },
+    { 0, 0, 0, 0, "In virtual time, with the options of kvtier run (--hbm, --host, --nvme DIR:SIZE, --link-hbm, --arrival, ...):", 4 },
+    { "gpu", OPTION_GPU, "GPU", 0, "h200, h100, a100, 4090, or flops=F,bytes=B,link=L, each a second: the roofline and the link", 4 },
+    { "parameters", OPTION_GPU, "N", 0, "of the model, as in 8e9: arithmetic and bytes of a step", 4 },
+    { "pack-ratio", OPTION_GPU, "X", 0, "raw over packed bytes below HBM (default 1)", 4 },
     { 0 } };
 
 static error_t refuse(const struct argp_state *state, const char *option, const char *value, const char *rule)
@@ -258,6 +264,11 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case OPTION_POLICIES: return read_policies(state, value, options);
     case OPTION_CAPACITIES: return read_capacities(state, value, options);
     case OPTION_ADMISSION: return read_admissions(state, value, options);
+    case OPTION_PLOT: {
+        const char *rule = kvt_sim_plot_check(value);
+        options->plot = value;
+        return rule ? refuse(state, "--plot", value, rule) : 0;
+    }
     case OPTION_JSON: return read_format(state, KVT_SIM_JSON, options);
     case OPTION_CSV: return read_format(state, KVT_SIM_CSV, options);
     case ARGP_KEY_ARG: return kvt_refuse_argument(state, value);

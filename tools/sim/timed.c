@@ -53,7 +53,7 @@ struct outcome {
 
 bool kvt_sim_is_timed(int argc, char **argv)
 {
-    static const char *const marks[] = {"--hbm", "--host", "--nvme", "--gpu", "--step-ms", "--parameters"};
+    static const char *const marks[] = {"--hbm", "--host", "--nvme", "--gpu", "--step-ms", "--parameters", "--pack-ratio"};
     for (int i = 1; i < argc; i++) {
         for (uint32_t m = 0; m < KVT_ARRAY_COUNT(marks); m++) {
             const size_t length = strlen(marks[m]);

@@ -10,7 +10,6 @@
  */
 #include "tests/unit/store_bench.h"
 
-
 #include "runtime/base/crc32c.h"
 #include "tiers/store_format.h"
 

@@ -53,7 +53,8 @@ int main(int argc, char **argv)
     memset(bytes, 0, sizeof bytes);
     const int found = run(store, KVT_STORE_GET);
     int exact = 0;
-    for (int i = 0; i < BLOCKS; i++) exact += bytes[i][0] == i + 1 && memcmp(bytes[i], bytes[i] + 1, BLOCK_BYTES - 1) == 0;
+    for (int i = 0; i < BLOCKS; i++)
+        exact += bytes[i][0] == i + 1 && memcmp(bytes[i], bytes[i] + 1, BLOCK_BYTES - 1) == 0;
     printf("stored %d, durable %d, found %d, exact %d\n", stored, is_durable, found, exact);
     kvt_store_close(&store);
     return exact == BLOCKS && is_durable ? 0 : 1;

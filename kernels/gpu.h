@@ -2,9 +2,9 @@
  * gpu: the seam between kvtier and a device. Two implementations: CUDA, and an emulated device in ordinary memory whose
  * streams are asynchronous in the same way, so that every ordering can be tested on a machine without a GPU.
  *
- * A stream runs its work in order; two streams know nothing of each other. A mark is a point of a stream: recorded after
- * the work submitted so far, reached when that work is done. Order between streams exists only where one waits for a
- * mark of another.
+ * A stream runs its work in order; two streams know nothing of each other. A mark is a point of a stream: recorded
+ * after the work submitted so far, reached when that work is done. Order between streams exists only where one waits
+ * for a mark of another.
  *
  * Thread:  any thread may call; each implementation has a lock of its own, held for queue operations only.
  */
@@ -23,11 +23,17 @@
 /* Stream number and serial: (stream + 1) << 56 | serial. 0: nothing to wait for. Serials of a stream only grow. */
 typedef uint64_t kvt_mark;
 
-static inline kvt_mark kvt_mark_make(uint32_t stream, uint64_t serial) { return ((uint64_t)(stream + 1) << 56) | serial; }
+static inline kvt_mark kvt_mark_make(uint32_t stream, uint64_t serial)
+{
+    return ((uint64_t)(stream + 1) << 56) | serial;
+}
 static inline uint32_t kvt_mark_stream(kvt_mark mark) { return (uint32_t)(mark >> 56) - 1; }
 static inline uint64_t kvt_mark_serial(kvt_mark mark) { return mark & (((uint64_t)1 << 56) - 1); }
 
-/* Work for a stream. The struct lives until its done callback has returned, or, without one, until a later mark is reached. */
+/*
+ * Work for a stream. The struct lives until its done callback has returned, or, without one, until a later mark is
+ * reached.
+ */
 struct kvt_gpu_job {
     /*
      * Emulated device: runs in the stream's thread when its turn comes; may sleep to model time.
@@ -36,10 +42,10 @@ struct kvt_gpu_job {
     void (*run)(struct kvt_gpu_job *job);
     void (*done)(struct kvt_gpu_job *job); /* may be NULL; the stream's thread; must not call the gpu */
     void *user;
-    uint64_t link_bytes;       /* set by run before it returns: bytes that crossed the link, for pacing; 0: none */
-    uint64_t link_ns;          /* set by the device: time that pacing took */
-    bool is_failed;            /* set by the device before done: what run would have written is undefined */
-    struct kvt_gpu_job *next;  /* the device's */
+    uint64_t link_bytes;      /* set by run before it returns: bytes that crossed the link, for pacing; 0: none */
+    uint64_t link_ns;         /* set by the device: time that pacing took */
+    bool is_failed;           /* set by the device before done: what run would have written is undefined */
+    struct kvt_gpu_job *next; /* the device's */
 };
 
 struct kvt_gpu_config {
@@ -67,8 +73,9 @@ struct kvt_gpu_ops {
 
     /* A mark after everything submitted to the stream so far. */
     kvt_mark (*mark)(struct kvt_gpu *gpu, uint32_t stream);
-    bool (*is_reached)(struct kvt_gpu *gpu, kvt_mark mark);  /* 0 is always reached */
-    void (*wait)(struct kvt_gpu *gpu, uint32_t stream, kvt_mark mark); /* what is submitted to stream from now on runs after mark */
+    bool (*is_reached)(struct kvt_gpu *gpu, kvt_mark mark); /* 0 is always reached */
+    /* what is submitted to stream from now on runs after mark */
+    void (*wait)(struct kvt_gpu *gpu, uint32_t stream, kvt_mark mark);
     void (*submit)(struct kvt_gpu *gpu, uint32_t stream, struct kvt_gpu_job *job);
     /* Blocks the calling thread until the mark is reached. In a single-threaded env it runs streams until it is. */
     void (*synchronize)(struct kvt_gpu *gpu, kvt_mark mark);

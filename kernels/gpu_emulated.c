@@ -46,21 +46,21 @@ enum stage {
 struct stream {
     struct emulated *gpu;
     pthread_t thread;
-    pthread_cond_t wake;    /* the stream's thread sleeps here when it cannot go on */
+    pthread_cond_t wake; /* the stream's thread sleeps here when it cannot go on */
     bool has_thread;
-    void *engine_stream;    /* NULL: a stream of the device's own */
-    struct item *ring;      /* RING_ITEMS of them */
-    uint64_t submitted;     /* serial of the last item */
+    void *engine_stream; /* NULL: a stream of the device's own */
+    struct item *ring;   /* RING_ITEMS of them */
+    uint64_t submitted;  /* serial of the last item */
     uint64_t finished;
     bool is_gated;
-    bool is_blocked;        /* its next item is a wait that was looked at and not passed */
+    bool is_blocked; /* its next item is a wait that was looked at and not passed */
     enum stage stage;
-    uint64_t ready_ns;      /* when what held the stream up, other than the link, was over */
-    uint64_t link_free_ns;  /* when the link has moved everything before */
-    uint64_t end_ns;        /* STAGE_LINK: when the job is over */
+    uint64_t ready_ns;     /* when what held the stream up, other than the link, was over */
+    uint64_t link_free_ns; /* when the link has moved everything before */
+    uint64_t end_ns;       /* STAGE_LINK: when the job is over */
 
-    enum kvt_gpu_fault fault;       /* of the job at hand */
-    uint64_t fault_in;              /* jobs until the planned fault; 0: none is planned */
+    enum kvt_gpu_fault fault; /* of the job at hand */
+    uint64_t fault_in;        /* jobs until the planned fault; 0: none is planned */
     enum kvt_gpu_fault fault_at;
     uint32_t fault_per_million;
     enum kvt_gpu_fault fault_random;
@@ -73,10 +73,10 @@ struct emulated {
     struct kvt_env env;
     bool is_system_clock;
     pthread_mutex_t lock;
-    pthread_cond_t progress;  /* an item is over: synchronize and blocked submitters sleep here */
+    pthread_cond_t progress; /* an item is over: synchronize and blocked submitters sleep here */
     uint32_t progress_waiters;
-    bool is_hurried;          /* single-threaded: somebody waits in synchronize or close */
-    bool is_draining;         /* gates and faults do not hold: all work is being waited for */
+    bool is_hurried;  /* single-threaded: somebody waits in synchronize or close */
+    bool is_draining; /* gates and faults do not hold: all work is being waited for */
     bool is_closing;
     uint32_t stream_count;
     struct stream streams[KVT_GPU_STREAMS_MAX];
@@ -240,8 +240,7 @@ static bool advance(struct stream *s)
         end_job(s);
         return true;
     case STAGE_RUNNING:
-    case STAGE_ENDING:
-        break;
+    case STAGE_ENDING: break;
     }
     KVT_ASSERT(!"a job calls back into its own stream");
     return false;

@@ -14,11 +14,11 @@
 #include <stdint.h>
 
 struct kvt_pages {
-    uint32_t count;         /* segments */
+    uint32_t count; /* segments */
     void *const *base;
     const uint64_t *stride; /* bytes from a slot to the next */
     uint64_t slot;
-    uint64_t bytes;         /* valid bytes of each segment */
+    uint64_t bytes; /* valid bytes of each segment */
 };
 
 static inline uint8_t *kvt_pages_segment(const struct kvt_pages *pages, uint32_t segment)

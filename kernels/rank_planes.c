@@ -27,10 +27,7 @@ bool kvt_rank_is_avx512_here(void)
 }
 #endif
 
-const struct kvt_rank_ops *kvt_rank_ops_at(uint32_t i)
-{
-    return i < KVT_ARRAY_COUNT(registry) ? registry[i] : NULL;
-}
+const struct kvt_rank_ops *kvt_rank_ops_at(uint32_t i) { return i < KVT_ARRAY_COUNT(registry) ? registry[i] : NULL; }
 
 const struct kvt_rank_ops *kvt_rank_ops_best(void)
 {

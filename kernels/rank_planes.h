@@ -40,17 +40,19 @@ enum {
 };
 
 struct kvt_rank_shape {
-    enum kvt_dtype dtype;   /* bf16, fp16 or fp8 (e4m3) */
-    uint32_t plane_count;   /* 1 or 2 */
-    uint32_t channels;      /* at least 1 */
-    uint32_t elements;      /* of one plane; plane_count * elements < 2^32 - 128 */
+    enum kvt_dtype dtype; /* bf16, fp16 or fp8 (e4m3) */
+    uint32_t plane_count; /* 1 or 2 */
+    uint32_t channels;    /* at least 1 */
+    uint32_t elements;    /* of one plane; plane_count * elements < 2^32 - 128 */
 };
 
 /*
  * What is subtracted (mod 256) from the exponents of each channel. bases[p] has channels + KVT_RANK_GROUP bytes, and
  * goes on periodically behind the last channel: bases[p][i] = bases[p][i % channels]. NULL: nothing is subtracted.
  */
-struct kvt_rank_bases { const uint8_t *plane[2]; };
+struct kvt_rank_bases {
+    const uint8_t *plane[2];
+};
 
 /* symbol[r] is the exponent (after subtraction) of rank r; all lie in low .. low + 15 (mod 256). */
 struct kvt_rank_table {
@@ -64,14 +66,14 @@ struct kvt_rank_pack {
     const uint8_t *source[2];
     struct kvt_rank_bases bases;
     struct kvt_rank_table table;
-    uint8_t *rest;          /* exactly kvt_rank_rest_bytes() are written */
-    uint8_t *first;         /* exactly kvt_rank_first_bytes() are written */
-    uint8_t *second[2];     /* room for kvt_rank_stream_room() each; bits behind the last are 0 up to a byte's end */
-    uint8_t *third[2];      /* the same */
-    uint8_t *escapes;       /* room for all elements and KVT_RANK_SLACK */
-    uint32_t second_count;  /* out: bits of each second stream */
-    uint32_t third_count;   /* out */
-    uint32_t escape_count;  /* out */
+    uint8_t *rest;         /* exactly kvt_rank_rest_bytes() are written */
+    uint8_t *first;        /* exactly kvt_rank_first_bytes() are written */
+    uint8_t *second[2];    /* room for kvt_rank_stream_room() each; bits behind the last are 0 up to a byte's end */
+    uint8_t *third[2];     /* the same */
+    uint8_t *escapes;      /* room for all elements and KVT_RANK_SLACK */
+    uint32_t second_count; /* out: bits of each second stream */
+    uint32_t third_count;  /* out */
+    uint32_t escape_count; /* out */
 };
 
 /*
@@ -83,9 +85,9 @@ struct kvt_rank_unpack {
     uint8_t *target[2];
     struct kvt_rank_bases bases;
     uint8_t symbol[KVT_RANK_SYMBOLS];
-    const uint8_t *rest;       /* read exactly */
-    const uint8_t *first;      /* read exactly */
-    const uint8_t *second[2];  /* KVT_RANK_SLACK readable bytes must follow what the counts say, in all of the rest */
+    const uint8_t *rest;      /* read exactly */
+    const uint8_t *first;     /* read exactly */
+    const uint8_t *second[2]; /* KVT_RANK_SLACK readable bytes must follow what the counts say, in all of the rest */
     const uint8_t *third[2];
     const uint8_t *escapes;
     uint32_t second_count;
@@ -154,7 +156,9 @@ static inline size_t kvt_rank_stream_room(const struct kvt_rank_shape *shape)
  * stretch, so that no channel count makes it see the same channels again and again. Next one after the `index`-th;
  * ends at or past the group count.
  */
-struct kvt_rank_sampling { uint32_t group_count, stretch, index; };
+struct kvt_rank_sampling {
+    uint32_t group_count, stretch, index;
+};
 
 static inline struct kvt_rank_sampling kvt_rank_sampling_begin(const struct kvt_rank_shape *shape)
 {

@@ -12,12 +12,14 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* 64 bytes: one for each element of a group. */
-struct pair { __m256i half[2]; };
+struct pair {
+    __m256i half[2];
+};
 
 INLINE __m256i load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE void store(void *p, __m256i v) { _mm256_storeu_si256((__m256i *)p, v); }
-INLINE __m256i and(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
-INLINE __m256i or(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+INLINE __m256i and (__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+INLINE __m256i or (__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
 /* The low bytes of 32 words, which are all below 256. */
 INLINE __m256i narrow(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8); }
@@ -41,7 +43,9 @@ INLINE __m256i spread(uint32_t bits)
 /* ---- Elements and their parts, 64 at a time -------------------------------------------------------------------- */
 
 /* Where the parts of a plane's rest lie: words is fp16's only. */
-struct rest { uint8_t *bytes, *words; };
+struct rest {
+    uint8_t *bytes, *words;
+};
 
 INLINE struct pair exponents(enum kvt_dtype dtype, const uint8_t *source)
 {
@@ -66,7 +70,7 @@ INLINE struct pair exponents(enum kvt_dtype dtype, const uint8_t *source)
 /* bf16: sign << 7 | mantissa in the low byte of each word. */
 INLINE __m256i bf16_rest(__m256i x)
 {
-    return or(and(x, _mm256_set1_epi16(0x7f)), and(_mm256_srli_epi16(x, 8), _mm256_set1_epi16(0x80)));
+    return or (and(x, _mm256_set1_epi16(0x7f)), and(_mm256_srli_epi16(x, 8), _mm256_set1_epi16(0x80)));
 }
 
 INLINE void store_rest_fp8(const uint8_t *source, uint8_t *target)
@@ -74,8 +78,8 @@ INLINE void store_rest_fp8(const uint8_t *source, uint8_t *target)
     __m256i word[2];
     for (int h = 0; h < 2; h++) {
         const __m256i a = load(source + 32 * h);
-        const __m256i nibble = or(and(a, _mm256_set1_epi8(7)), and(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(8)));
-        word[h] = and(or(nibble, _mm256_srli_epi16(nibble, 4)), _mm256_set1_epi16(0xff));
+        const __m256i nibble = or (and(a, _mm256_set1_epi8(7)), and(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(8)));
+        word[h] = and(or (nibble, _mm256_srli_epi16(nibble, 4)), _mm256_set1_epi16(0xff));
     }
     store(target, narrow(word[0], word[1]));
 }
@@ -115,24 +119,25 @@ INLINE void join_half(enum kvt_dtype dtype, __m256i exponent, struct rest rest, 
 {
     if (dtype == KVT_DTYPE_FP8) {
         const __m256i pair = load_widen(rest.bytes + 16 * half);
-        const __m256i nibble = or(and(pair, _mm256_set1_epi16(15)), _mm256_slli_epi16(_mm256_srli_epi16(pair, 4), 8));
+        const __m256i nibble = or (and(pair, _mm256_set1_epi16(15)), _mm256_slli_epi16(_mm256_srli_epi16(pair, 4), 8));
         const __m256i sign = _mm256_slli_epi16(and(nibble, _mm256_set1_epi8(8)), 4);
         const __m256i e = _mm256_slli_epi16(and(exponent, _mm256_set1_epi8(15)), 3);
-        store(target + 32 * half, or(or(e, sign), and(nibble, _mm256_set1_epi8(7))));
+        store(target + 32 * half, or (or (e, sign), and(nibble, _mm256_set1_epi8(7))));
         return;
     }
     __m256i high = exponent;
     if (dtype == KVT_DTYPE_FP16) {
         high = _mm256_slli_epi16(and(exponent, _mm256_set1_epi8(31)), 2);
-        high = or(high, and(spread((uint32_t)(kvt_load_u64(rest.words) >> (32 * half))), _mm256_set1_epi8((char)0x80)));
-        high = or(high, and(spread((uint32_t)(kvt_load_u64(rest.words + 8) >> (32 * half))), _mm256_set1_epi8(2)));
-        high = or(high, and(spread((uint32_t)(kvt_load_u64(rest.words + 16) >> (32 * half))), _mm256_set1_epi8(1)));
+        high = or (high,
+                   and(spread((uint32_t)(kvt_load_u64(rest.words) >> (32 * half))), _mm256_set1_epi8((char)0x80)));
+        high = or (high, and(spread((uint32_t)(kvt_load_u64(rest.words + 8) >> (32 * half))), _mm256_set1_epi8(2)));
+        high = or (high, and(spread((uint32_t)(kvt_load_u64(rest.words + 16) >> (32 * half))), _mm256_set1_epi8(1)));
     }
     for (int quarter = 0; quarter < 2; quarter++) {
         const __m256i r = load_widen(rest.bytes + 32 * half + 16 * quarter), x = widen(high, quarter);
-        const __m256i bf16 = or(or(_mm256_slli_epi16(x, 7), and(r, _mm256_set1_epi16(0x7f))),
-                                and(_mm256_slli_epi16(r, 8), _mm256_set1_epi16((short)0x8000)));
-        store(target + 64 * half + 32 * quarter, dtype == KVT_DTYPE_BF16 ? bf16 : or(_mm256_slli_epi16(x, 8), r));
+        const __m256i bf16 = or (or (_mm256_slli_epi16(x, 7), and(r, _mm256_set1_epi16(0x7f))),
+                                 and(_mm256_slli_epi16(r, 8), _mm256_set1_epi16((short)0x8000)));
+        store(target + 64 * half + 32 * quarter, dtype == KVT_DTYPE_BF16 ? bf16 : or (_mm256_slli_epi16(x, 8), r));
     }
 }
 
@@ -200,7 +205,8 @@ INLINE void pack_planes(enum kvt_dtype dtype, bool is_based, struct kvt_rank_pac
         .low = _mm256_set1_epi8((char)args->table.low),
         .second = { .stream = { args->second[0], args->second[1] } },
         .third = { .stream = { args->third[0], args->third[1] } },
-        .first = args->first, .escapes = args->escapes,
+        .first = args->first,
+        .escapes = args->escapes,
     };
     const uint32_t full = shape->elements / KVT_RANK_GROUP, left = shape->elements % KVT_RANK_GROUP;
     for (uint32_t plane = 0; plane < shape->plane_count; plane++) {
@@ -251,9 +257,9 @@ struct unpack_state {
 /* 32 exponents from the bits of their index (kvt_rank_symbols_by_index). */
 INLINE __m256i symbols_of(__m256i symbol, uint32_t low, uint32_t high, uint32_t in_second, uint32_t in_third)
 {
-    const __m256i level = or(and(spread(in_second), _mm256_set1_epi8(4)), and(spread(in_third), _mm256_set1_epi8(8)));
-    const __m256i pair = or(and(spread(low), _mm256_set1_epi8(1)), and(spread(high), _mm256_set1_epi8(2)));
-    return _mm256_shuffle_epi8(symbol, or(pair, level));
+    const __m256i level = or (and(spread(in_second), _mm256_set1_epi8(4)), and(spread(in_third), _mm256_set1_epi8(8)));
+    const __m256i pair = or (and(spread(low), _mm256_set1_epi8(1)), and(spread(high), _mm256_set1_epi8(2)));
+    return _mm256_shuffle_epi8(symbol, or (pair, level));
 }
 
 /* The exponents of the next group; false when a stream is too short for it. */

@@ -30,7 +30,9 @@ INLINE __m512i even_bytes(__m512i a, __m512i b)
 /* ---- Elements and their parts, 64 at a time -------------------------------------------------------------------- */
 
 /* Where the parts of a plane's rest lie: words is fp16's only. */
-struct rest { uint8_t *bytes, *words; };
+struct rest {
+    uint8_t *bytes, *words;
+};
 
 /* The exponents of 64 elements at source. */
 INLINE __m512i exponents(enum kvt_dtype dtype, const uint8_t *source)
@@ -92,8 +94,8 @@ INLINE void join(enum kvt_dtype dtype, __m512i exponent, struct rest rest, uint8
         for (int half = 0; half < 2; half++) {
             const __m512i r = load_widen(rest.bytes + 32 * half);
             const __m512i e = _mm512_slli_epi16(widen(exponent, half), 7);
-            const __m512i high =
-                _mm512_ternarylogic_epi32(e, _mm512_slli_epi16(r, 8), sign, 0xf8); /* e | (r << 8 & sign) */
+            const __m512i high = _mm512_ternarylogic_epi32(e, _mm512_slli_epi16(r, 8), sign,
+                                                           0xf8); /* e | (r << 8 & sign) */
             store(target + 64 * half, choose(mantissa, r, high));
         }
         return;
@@ -169,7 +171,8 @@ INLINE void pack_planes(enum kvt_dtype dtype, bool is_based, struct kvt_rank_pac
         .low = _mm512_set1_epi8((char)args->table.low),
         .second = { .stream = { args->second[0], args->second[1] } },
         .third = { .stream = { args->third[0], args->third[1] } },
-        .first = args->first, .escapes = args->escapes,
+        .first = args->first,
+        .escapes = args->escapes,
     };
     const uint32_t full = shape->elements / KVT_RANK_GROUP, left = shape->elements % KVT_RANK_GROUP;
     for (uint32_t plane = 0; plane < shape->plane_count; plane++) {

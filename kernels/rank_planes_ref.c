@@ -90,7 +90,7 @@ static void join_fp16(const struct group *g, uint8_t *target)
     for (uint32_t i = 0; i < g->count; i++) {
         const uint32_t e = g->exponent[i] & 31;
         const uint32_t high = (uint32_t)(g->sign >> i & 1) << 15 | e << 10 | (uint32_t)(g->bit9 >> i & 1) << 9
-                            | (uint32_t)(g->bit8 >> i & 1) << 8;
+            | (uint32_t)(g->bit8 >> i & 1) << 8;
         kvt_store_u16(target + 2 * (size_t)i, (uint16_t)(high | g->rest[i]));
     }
 }
@@ -195,7 +195,10 @@ static void sample(const struct kvt_rank_shape *shape, const uint8_t *const sour
 }
 
 /* The bits of one level, collected over a group. */
-struct level { uint64_t bits[2]; uint32_t count; };
+struct level {
+    uint64_t bits[2];
+    uint32_t count;
+};
 
 /*
  * Adds a pair when is_there is 1, nothing when it is 0: without a branch, as which of both comes is as good as
@@ -246,7 +249,9 @@ static void pack(struct kvt_rank_pack *args)
 }
 
 /* How far the streams have been read. */
-struct position { uint32_t second, third, escape; };
+struct position {
+    uint32_t second, third, escape;
+};
 
 static struct level level_begin(const uint8_t *const stream[2], uint32_t position)
 {

@@ -18,7 +18,9 @@ bool kvt_rank_is_avx512_here(void);
  * The groups of a sample, all at once: they lie too far apart for the hardware to fetch them ahead, so the code must,
  * and the wait for memory would otherwise be longer than the counting.
  */
-struct kvt_rank_samples { uint32_t count, group[KVT_RANK_SAMPLES_MAX]; };
+struct kvt_rank_samples {
+    uint32_t count, group[KVT_RANK_SAMPLES_MAX];
+};
 
 static inline struct kvt_rank_samples kvt_rank_samples_of(const struct kvt_rank_shape *shape)
 {
@@ -36,14 +38,17 @@ static inline void kvt_rank_samples_fetch(const struct kvt_rank_samples *samples
     if (i >= samples->count) return;
     const uint32_t plane_groups = kvt_rank_plane_groups(shape),
                    group_bytes = KVT_RANK_GROUP * kvt_dtype_bytes(shape->dtype);
-    const uint8_t *first =
-        source[samples->group[i] / plane_groups] + (size_t)(samples->group[i] % plane_groups) * group_bytes;
+    const uint8_t *first = source[samples->group[i] / plane_groups]
+        + (size_t)(samples->group[i] % plane_groups) * group_bytes;
     __builtin_prefetch(first);
     __builtin_prefetch(first + group_bytes - 1);
 }
 
 /* Where a group of 64 finds its bases: the channel of its first element, moved on by one group at a time. */
-struct kvt_rank_walk { const uint8_t *bases; uint32_t channel, step, channels; };
+struct kvt_rank_walk {
+    const uint8_t *bases;
+    uint32_t channel, step, channels;
+};
 
 static inline struct kvt_rank_walk kvt_rank_walk_begin(const uint8_t *bases, uint32_t channels)
 {
@@ -81,7 +86,12 @@ static inline void kvt_rank_symbols_by_index(const uint8_t symbol[KVT_RANK_SYMBO
 }
 
 /* Two parallel bit streams (the planes of one level) that are written up to 64 bits at a time. */
-struct kvt_rank_writer { uint8_t *stream[2]; uint64_t held[2]; uint32_t held_bits; uint32_t count; };
+struct kvt_rank_writer {
+    uint8_t *stream[2];
+    uint64_t held[2];
+    uint32_t held_bits;
+    uint32_t count;
+};
 
 /* Appends `bits` bits of each value; their higher bits are zero. Writes whole words: 8 bytes at the place reached. */
 static inline __attribute__((always_inline)) void kvt_rank_write(struct kvt_rank_writer *w, uint64_t v0, uint64_t v1,

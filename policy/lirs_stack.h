@@ -1,13 +1,13 @@
 /*
  * lirs_stack: low inter-reference recency, as a part that policies are made of.
  *
- * Slots with a short distance between their last two uses are LIR, all others are HIR. The stack S orders by last use all
- * LIR, those HIR that were used since the coldest LIR, and keys of HIR that were evicted meanwhile; its bottom is always
- * LIR, and whatever is below the lowest LIR is cut off. The queue Q holds the HIR slots, and its cold end is the victim. A
- * HIR slot or key that is used while in S has a shorter distance than the LIR at the bottom: it becomes LIR, and the bottom
- * becomes the warm end of Q. A HIR slot used while not in S goes to the top of S and the warm end of Q. Until there are
- * enough LIR slots, newcomers are LIR. When no HIR slot is idle, the coldest idle LIR is the victim. S is cut in O(1)
- * amortised, and keeps at most ghost_max keys: the oldest is forgotten first.
+ * Slots with a short distance between their last two uses are LIR, all others are HIR. The stack S orders by last use
+ * all LIR, those HIR that were used since the coldest LIR, and keys of HIR that were evicted meanwhile; its bottom is
+ * always LIR, and whatever is below the lowest LIR is cut off. The queue Q holds the HIR slots, and its cold end is the
+ * victim. A HIR slot or key that is used while in S has a shorter distance than the LIR at the bottom: it becomes LIR,
+ * and the bottom becomes the warm end of Q. A HIR slot used while not in S goes to the top of S and the warm end of Q.
+ * Until there are enough LIR slots, newcomers are LIR. When no HIR slot is idle, the coldest idle LIR is the victim. S
+ * is cut in O(1) amortised, and keeps at most ghost_max keys: the oldest is forgotten first.
  *
  * lir_max can be changed at any time: what is LIR too many becomes HIR two with each call, so that no call is long.
  *
@@ -34,7 +34,8 @@ struct kvt_lirs {
 };
 
 /* NOMEM; then done() is still fine. */
-KVT_NODISCARD enum kvt_status kvt_lirs_init(struct kvt_lirs *lirs, uint32_t slot_count, uint32_t lir_max, uint32_t ghost_max);
+KVT_NODISCARD enum kvt_status kvt_lirs_init(struct kvt_lirs *lirs, uint32_t slot_count, uint32_t lir_max,
+                                            uint32_t ghost_max);
 void kvt_lirs_done(struct kvt_lirs *lirs);
 
 void kvt_lirs_insert(struct kvt_lirs *lirs, uint32_t slot, uint64_t key_hash);

@@ -37,8 +37,7 @@ static inline uint64_t kvt_order_bytes(const struct kvt_order *order)
 }
 
 /* NOMEM. All lists are empty. */
-KVT_NODISCARD static inline enum kvt_status kvt_order_init(struct kvt_order *order, uint32_t count,
-                                                           uint32_t list_count)
+KVT_NODISCARD static inline enum kvt_status kvt_order_init(struct kvt_order *order, uint32_t count, uint32_t list_count)
 {
     KVT_ASSERT(count <= KVT_ORDER_COUNT_MAX);
     KVT_ASSERT(list_count < 32);

@@ -2,7 +2,8 @@
  * policy: orders. Eviction policies order the slots of one pool, admission policies say yes or no.
  *
  * Rules:
- * 1. Pure and deterministic: no clock, I/O, lock, log; no allocation after create. Time, if needed, is a count of calls.
+ * 1. Pure and deterministic: no clock, I/O, lock, log; no allocation after create. Time, if needed, is a count of
+ *    calls.
  * 2. Per-slot data lives in the policy's own arrays, indexed by slot, never in the block.
  * 3. The core never names a policy: one file plus one line in registry.c. A need of one policy becomes data for all,
  *    or is refused.
@@ -38,7 +39,8 @@ struct kvt_policy_ops {
     void (*insert)(struct kvt_policy *policy, uint32_t slot, uint64_t key_hash); /* absent -> held */
     void (*touch)(struct kvt_policy *policy, uint32_t slot);                     /* used again; held or idle */
     void (*hold)(struct kvt_policy *policy, uint32_t slot);                      /* idle -> held */
-    void (*release)(struct kvt_policy *policy, uint32_t slot);                   /* held -> idle; the release itself is no use */
+    /* held -> idle; the release itself is no use */
+    void (*release)(struct kvt_policy *policy, uint32_t slot);
     void (*remove)(struct kvt_policy *policy, uint32_t slot, enum kvt_policy_why why); /* held or idle -> absent */
 
     /* An idle slot, KVT_POLICY_NONE iff none is idle. May reorder, never removes. Asked twice it answers the same. */
@@ -59,11 +61,12 @@ const struct kvt_policy_ops *kvt_policy_at(uint32_t i);
 /* What an admission policy is asked about: a block that is about to be written to nvme for the first time. */
 struct kvt_admission_question {
     uint64_t key_hash;
-    uint32_t bytes;          /* that would be written */
-    uint32_t uses;           /* how often its tokens were used so far, 1 or more */
-    bool is_referenced;      /* a live sequence holds it: refusing loses its tokens */
-    uint64_t day_bytes;      /* written to nvme in the last 24 hours */
-    uint64_t day_bytes_max;  /* the endurance budget; 0: none. Once it is used up the core asks only for what is referenced */
+    uint32_t bytes;     /* that would be written */
+    uint32_t uses;      /* how often its tokens were used so far, 1 or more */
+    bool is_referenced; /* a live sequence holds it: refusing loses its tokens */
+    uint64_t day_bytes; /* written to nvme in the last 24 hours */
+    /* the endurance budget; 0: none. Once it is used up the core asks only for what is referenced */
+    uint64_t day_bytes_max;
 };
 
 struct kvt_admission;

@@ -39,10 +39,7 @@ ADMISSION_POLICIES(DECLARE_ADMISSION)
 static const struct kvt_policy_ops *const policies[] = { EVICTION_POLICIES(ADDRESS_OF_EVICTION) };
 static const struct kvt_admission_ops *const admissions[] = { ADMISSION_POLICIES(ADDRESS_OF_ADMISSION) };
 
-const struct kvt_policy_ops *kvt_policy_at(uint32_t i)
-{
-    return i < KVT_ARRAY_COUNT(policies) ? policies[i] : NULL;
-}
+const struct kvt_policy_ops *kvt_policy_at(uint32_t i) { return i < KVT_ARRAY_COUNT(policies) ? policies[i] : NULL; }
 
 const struct kvt_policy_ops *kvt_policy_find(const char *name)
 {

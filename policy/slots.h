@@ -82,8 +82,8 @@ static inline void kvt_slots_insert(struct kvt_slots *slots, uint32_t slot, uint
 {
     KVT_ASSERT(slot < slots->slot_count);
     KVT_ASSERT(slots->bits[slot] == 0);
-    slots->bits[slot] = (uint8_t)(KVT_SLOT_PRESENT | KVT_SLOT_HELD | KVT_SLOT_OFF | KVT_SLOT_WARM |
-                                  (list << KVT_SLOT_LIST_SHIFT));
+    slots->bits[slot] = (uint8_t)(KVT_SLOT_PRESENT | KVT_SLOT_HELD | KVT_SLOT_OFF | KVT_SLOT_WARM
+                                  | (list << KVT_SLOT_LIST_SHIFT));
     slots->size[list]++;
 }
 

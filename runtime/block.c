@@ -18,7 +18,8 @@ enum kvt_status kvt_block_table_init(struct kvt_block_table *table, uint32_t cap
 void kvt_block_table_done(struct kvt_block_table *table)
 {
     if (table->blocks) kvt_table_unmap(table->blocks, (size_t)table->capacity * sizeof *table->blocks);
-    if (table->free_entries) kvt_table_unmap(table->free_entries, (size_t)table->capacity * sizeof *table->free_entries);
+    if (table->free_entries)
+        kvt_table_unmap(table->free_entries, (size_t)table->capacity * sizeof *table->free_entries);
     *table = (struct kvt_block_table){ 0 };
 }
 
@@ -27,10 +28,15 @@ uint32_t kvt_block_table_take(struct kvt_block_table *table, uint32_t group)
     const uint32_t free_count = table->high_water - table->count;
     if (free_count == 0 && table->high_water == table->capacity) return KVT_NO_BLOCK;
     const uint32_t index = free_count > 0 ? table->free_entries[free_count - 1] : table->high_water++;
-    if (free_count > TAKES_AHEAD) __builtin_prefetch(&table->blocks[table->free_entries[free_count - 1 - TAKES_AHEAD]], 1);
+    if (free_count > TAKES_AHEAD)
+        __builtin_prefetch(&table->blocks[table->free_entries[free_count - 1 - TAKES_AHEAD]], 1);
     struct kvt_block *block = &table->blocks[index];
-    *block = (struct kvt_block){ .device_slot = KVT_NO_SLOT, .host_slot = KVT_NO_SLOT, .origin = KVT_NO_BLOCK,
-                                 .link = KVT_NO_BLOCK, .group = (uint8_t)group, .generation = block->generation + 1 };
+    *block = (struct kvt_block){ .device_slot = KVT_NO_SLOT,
+                                 .host_slot = KVT_NO_SLOT,
+                                 .origin = KVT_NO_BLOCK,
+                                 .link = KVT_NO_BLOCK,
+                                 .group = (uint8_t)group,
+                                 .generation = block->generation + 1 };
     table->count++;
     return index;
 }

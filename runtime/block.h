@@ -1,9 +1,10 @@
 /*
  * block: what the core knows of one block, and the state of its copies.
  *
- * Residency and operation are separate facts. A copy (block, tier) has a state, changed by kvt_copy_step() alone, from the
- * one edge table below. Beside it stand counters: `readers` counts the transfers that read the copy, `users` the active
- * sequences that claim the block for the device (its pins). Whether a block is dirty is derived: no lower tier holds it.
+ * Residency and operation are separate facts. A copy (block, tier) has a state, changed by kvt_copy_step() alone, from
+ * the one edge table below. Beside it stand counters: `readers` counts the transfers that read the copy, `users` the
+ * active sequences that claim the block for the device (its pins). Whether a block is dirty is derived: no lower tier
+ * holds it.
  *
  *     EMPTY --RESERVE--> FILLING --FILL_OK--> RESIDENT --EVICT--> EMPTY
  *                        FILLING --FILL_FAIL--> EMPTY
@@ -27,27 +28,27 @@
 enum kvt_copy_state { KVT_COPY_EMPTY, KVT_COPY_FILLING, KVT_COPY_RESIDENT, KVT_COPY_STATES };
 
 /*    event      from      to                                                                  */
-#define KVT_COPY_EDGES(X)                                                                        \
-    X(RESERVE,   EMPTY,    FILLING)  /* a transfer, or an engine, is about to fill it */          \
-    X(FILL_OK,   FILLING,  RESIDENT) /* its own completion */                                     \
-    X(FILL_FAIL, FILLING,  EMPTY)    /* its own completion, or its deadline */                    \
-    X(EVICT,     RESIDENT, EMPTY)    /* readers == 0; on the device also users == 0 */
+#define KVT_COPY_EDGES(X)                                                             \
+    X(RESERVE, EMPTY, FILLING)    /* a transfer, or an engine, is about to fill it */ \
+    X(FILL_OK, FILLING, RESIDENT) /* its own completion */                            \
+    X(FILL_FAIL, FILLING, EMPTY)  /* its own completion, or its deadline */           \
+    X(EVICT, RESIDENT, EMPTY)     /* readers == 0; on the device also users == 0 */
 
 enum kvt_copy_event {
 #define KVT_COPY_EVENT(event, from, to) KVT_COPY_##event,
     KVT_COPY_EDGES(KVT_COPY_EVENT)
 #undef KVT_COPY_EVENT
-    KVT_COPY_EVENTS
+        KVT_COPY_EVENTS
 };
 
 enum kvt_block_flag {
-    KVT_BLOCK_SEALED = 1 << 0,        /* immutable; its key is set */
-    KVT_BLOCK_INDEXED = 1 << 1,       /* found by its key; only sealed blocks are */
-    KVT_BLOCK_DEVICE_IDLE = 1 << 2,   /* the device policy may choose it */
-    KVT_BLOCK_HOST_IDLE = 1 << 3,     /* the host policy may choose it */
+    KVT_BLOCK_SEALED = 1 << 0,         /* immutable; its key is set */
+    KVT_BLOCK_INDEXED = 1 << 1,        /* found by its key; only sealed blocks are */
+    KVT_BLOCK_DEVICE_IDLE = 1 << 2,    /* the device policy may choose it */
+    KVT_BLOCK_HOST_IDLE = 1 << 3,      /* the host policy may choose it */
     KVT_BLOCK_DEVICE_LEAVING = 1 << 4, /* chosen: its device copy goes when its readers are done */
     KVT_BLOCK_HOST_LEAVING = 1 << 5,
-    KVT_BLOCK_HOST_PACKED = 1 << 6,   /* form of the host copy */
+    KVT_BLOCK_HOST_PACKED = 1 << 6, /* form of the host copy */
     KVT_BLOCK_NVME_PACKED = 1 << 7,
     KVT_BLOCK_NVME_HELD = 1 << 8,     /* this block holds its record in the store */
     KVT_BLOCK_DEVICE_KNOWN = 1 << 9,  /* the device policy knows its slot */
@@ -55,7 +56,8 @@ enum kvt_block_flag {
     KVT_BLOCK_NVME_PRIVATE = 1 << 11, /* its record has the private name, not the public one */
     KVT_BLOCK_QUEUED = 1 << 12,       /* in a write-back queue */
     KVT_BLOCK_UNKEPT = 1 << 13,       /* its sequence ended without leaving it cached */
-    KVT_BLOCK_DEVICE_PARKED = 1 << 14, /* chosen, and it could not leave: not chosen again before something has changed */
+    /* chosen, and it could not leave: not chosen again before something has changed */
+    KVT_BLOCK_DEVICE_PARKED = 1 << 14,
     KVT_BLOCK_HOST_PARKED = 1 << 15
 };
 
@@ -63,36 +65,37 @@ enum kvt_block_flag {
 struct kvt_parked {
     uint32_t *blocks;
     uint32_t capacity, count;
-    uint64_t changes;         /* core.changes when the first of them was parked */
+    uint64_t changes; /* core.changes when the first of them was parked */
 };
 
 /* 64 bytes: one cache line a block. */
 struct kvt_block {
-    struct kvt_key key;       /* sealed: the name of its bytes */
-    uint32_t refs;            /* live sequences (and copies in the making) that hold it */
-    uint32_t users;           /* active sequences that claim it for the device */
-    uint32_t device_slot;     /* KVT_NO_SLOT unless FILLING or RESIDENT */
+    struct kvt_key key;   /* sealed: the name of its bytes */
+    uint32_t refs;        /* live sequences (and copies in the making) that hold it */
+    uint32_t users;       /* active sequences that claim it for the device */
+    uint32_t device_slot; /* KVT_NO_SLOT unless FILLING or RESIDENT */
     uint32_t host_slot;
-    uint32_t host_length;     /* bytes of the host copy in its form */
+    uint32_t host_length; /* bytes of the host copy in its form */
     uint32_t nvme_length;
-    uint32_t origin;          /* the block that this one starts as a copy of, held until it is filled; KVT_NO_BLOCK */
-    uint32_t link;            /* next in a step's limbo */
-    uint32_t generation;      /* how often this entry was used */
-    uint16_t tokens;          /* valid tokens */
-    uint16_t lower_tokens;    /* valid tokens of the host and nvme copies */
-    uint16_t flags;           /* enum kvt_block_flag */
+    uint32_t origin;       /* the block that this one starts as a copy of, held until it is filled; KVT_NO_BLOCK */
+    uint32_t link;         /* next in a step's limbo */
+    uint32_t generation;   /* how often this entry was used */
+    uint16_t tokens;       /* valid tokens */
+    uint16_t lower_tokens; /* valid tokens of the host and nvme copies */
+    uint16_t flags;        /* enum kvt_block_flag */
     uint8_t group;
-    uint8_t state_bits;       /* 2 bits a tier: enum kvt_copy_state */
+    uint8_t state_bits; /* 2 bits a tier: enum kvt_copy_state */
     uint8_t readers[KVT_TIERS];
-    uint8_t uses;             /* prefix hits, saturating; asked by admission */
+    uint8_t uses; /* prefix hits, saturating; asked by admission */
 };
 
 struct kvt_block_table {
     struct kvt_block *blocks;
     uint32_t capacity;
-    uint32_t high_water;      /* entries ever used */
-    uint32_t count;           /* of them in use */
-    uint32_t *free_entries;   /* a stack of high_water - count entries; beside the blocks, so that the next ones are known early */
+    uint32_t high_water; /* entries ever used */
+    uint32_t count;      /* of them in use */
+    /* a stack of high_water - count entries; beside the blocks, so that the next ones are known early */
+    uint32_t *free_entries;
 };
 
 KVT_NODISCARD enum kvt_status kvt_block_table_init(struct kvt_block_table *table, uint32_t capacity);
@@ -130,8 +133,11 @@ static inline void kvt_copy_edge(enum kvt_copy_event event, enum kvt_copy_state 
 {
     switch (event) {
 #define KVT_COPY_EDGE_CASE(event, from, to) \
-    case KVT_COPY_##event: *ret_from = KVT_COPY_##from; *ret_to = KVT_COPY_##to; return;
-    KVT_COPY_EDGES(KVT_COPY_EDGE_CASE)
+    case KVT_COPY_##event:                  \
+        *ret_from = KVT_COPY_##from;        \
+        *ret_to = KVT_COPY_##to;            \
+        return;
+        KVT_COPY_EDGES(KVT_COPY_EDGE_CASE)
 #undef KVT_COPY_EDGE_CASE
     case KVT_COPY_EVENTS: break;
     }
@@ -151,8 +157,8 @@ static inline bool kvt_copy_is_valid(const struct kvt_block *block, uint32_t tie
 }
 
 /*
- * The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. Inline, because
- * tier and event are constants where it is called: what remains of it there are a mask and the assertions.
+ * The only writer of copy states. Asserts that the edge exists and that the copy is valid before and after. Inline,
+ * because tier and event are constants where it is called: what remains of it there are a mask and the assertions.
  */
 static inline void kvt_copy_step(struct kvt_block *block, uint32_t tier, enum kvt_copy_event event)
 {

@@ -10,7 +10,7 @@
 #include "runtime/residency.h"
 
 #define WRITE_BACK_ENTRIES (1u << 16)
-#define LOST_BATCH         32
+#define LOST_BATCH 32
 
 static enum kvt_status init_sequences(struct kvt_core *core)
 {
@@ -29,8 +29,8 @@ static enum kvt_status init_host(struct kvt_core *core)
     for (uint32_t g = 0; g < core->group_count; g++)
         raw_bytes[g] = (uint32_t)kvt_group_block_bytes(&core->groups[g], core->block_tokens);
     core->has_host = true;
-    return kvt_host_pool_init(&core->host, core->config.host, core->config.host_chunk_bytes, raw_bytes, core->group_count,
-                              core->config.host_policy, core->config.seed);
+    return kvt_host_pool_init(&core->host, core->config.host, core->config.host_chunk_bytes, raw_bytes,
+                              core->group_count, core->config.host_policy, core->config.seed);
 }
 
 enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_config *config)
@@ -89,7 +89,8 @@ static void record_lost(struct kvt_core *core, const struct kvt_name *name)
     uint32_t index = KVT_NO_BLOCK;
     if (kvt_key_equal(name->space, core->config.private_space)) {
         const uint32_t candidate = (uint32_t)name->key.lo;
-        if (candidate < core->table.high_water && kvt_core_block(core, candidate)->generation == name->key.hi) index = candidate;
+        if (candidate < core->table.high_water && kvt_core_block(core, candidate)->generation == name->key.hi)
+            index = candidate;
     }
     for (uint32_t g = 0; g < core->group_count && index == KVT_NO_BLOCK; g++) {
         if (kvt_key_equal(name->space, core->config.space[g])) index = kvt_prefix_find(&core->prefix, g, name->key);
@@ -114,7 +115,8 @@ static void take_lost_records(struct kvt_core *core)
 static void forget_block(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
-    const bool is_public_record = kvt_copy_is_resident(block, KVT_TIER_NVME) && !kvt_block_has(block, KVT_BLOCK_NVME_PRIVATE);
+    const bool is_public_record = kvt_copy_is_resident(block, KVT_TIER_NVME)
+        && !kvt_block_has(block, KVT_BLOCK_NVME_PRIVATE);
     if (is_public_record && block->readers[KVT_TIER_NVME] == 0) kvt_nvme_drop(core, index, false);
     if (kvt_block_has(block, KVT_BLOCK_INDEXED)) kvt_block_unindex(core, index);
 }
@@ -171,6 +173,7 @@ uint64_t kvt_core_next_timer(const struct kvt_core *core)
     if (core->transfers.oldest != KVT_NO_TRANSFER) next = core->transfers.items[core->transfers.oldest].deadline_ns;
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
     /* While a sequence waits for its blocks, prefetch waits for that. */
-    if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE) next = kvt_min_u64(next, kvt_planner_next_start_ns(core));
+    if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE)
+        next = kvt_min_u64(next, kvt_planner_next_start_ns(core));
     return next;
 }

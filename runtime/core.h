@@ -1,22 +1,21 @@
 /*
  * core: the passive state machine that decides. Calls, completions and time go in; transfers come out.
  *
- * The core never waits, starts no thread, reads no clock (time is handed in) and calls nobody back. It is driven under one lock
- * by whoever calls the API and by the pump. Its files:
+ * The core never waits, starts no thread, reads no clock (time is handed in) and calls nobody back. It is driven under
+ * one lock by whoever calls the API and by the pump. Its files:
  *
  *     residency.c  claims, holds and copies of single blocks: the only places where they come and go
  *     flow.c       transfers: begin, submit, complete, fail, abandon
  *     planner.c    what to move next: room, fetches, write-back, prefetch
- *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal; sequence_cut.c: truncate, window
- *     lookup.c     the longest prefix that every group has, found and held
- *     step.c       steps: who is ready, pins, marks
- *     verify.c     everything counted again from scratch
+ *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal;
+ *     sequence_cut.c: truncate, window lookup.c     the longest prefix that every group has, found and held step.c
+ *     steps: who is ready, pins, marks verify.c     everything counted again from scratch
  *
  * Invariants (numbered as in docs/architecture.md):
  * 1. A slot is on the free list or belongs to exactly one copy, or to one abandoned transfer.
  * 2. A FILLING copy is never the source of a transfer; only its own completion or deadline ends FILLING.
- * 3. A copy leaves a tier only when nobody reads or claims it, and the block is unreferenced, or has another RESIDENT copy, or
- *    the caller was told the tokens are lost.
+ * 3. A copy leaves a tier only when nobody reads or claims it, and the block is unreferenced, or has another RESIDENT
+ *    copy, or the caller was told the tokens are lost.
  * 4. Found is held: matching a prefix and holding it is one operation.
  * 5. Every transfer returns exactly once.
  * 6. Transfers and compute are ordered by marks in all four directions.
@@ -41,8 +40,8 @@
 
 struct kvt_core_config {
     struct kvt_model_shape shape;
-    struct kvt_key space[KVT_GROUPS_MAX];  /* namespace digest of each group */
-    struct kvt_key private_space;          /* of records that die with the process */
+    struct kvt_key space[KVT_GROUPS_MAX]; /* namespace digest of each group */
+    struct kvt_key private_space;         /* of records that die with the process */
     const void *secret;
     size_t secret_bytes;
     uint32_t pool_of_group[KVT_GROUPS_MAX];
@@ -56,10 +55,10 @@ struct kvt_core_config {
     uint64_t step_ns;
     uint64_t prefill_tokens_per_s;
     enum kvt_prefetch prefetch;
-    bool is_packing;                       /* stashes are asked for in packed form */
+    bool is_packing; /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
-    uint64_t nvme_bytes_per_day;           /* endurance budget; 0: none */
+    uint64_t nvme_bytes_per_day; /* endurance budget; 0: none */
     uint64_t seed;
 
     /* Borrowed. The device tier is always there; the others may be NULL (nvme needs host). gpu may be NULL in benchmarks. */
@@ -72,7 +71,9 @@ struct kvt_core_config {
 };
 
 /* Blocks that wait to be written to the next lower tier while the links have nothing better to do. */
-struct kvt_write_back_entry { uint32_t block, generation; };
+struct kvt_write_back_entry {
+    uint32_t block, generation;
+};
 struct kvt_write_back {
     struct kvt_write_back_entry *entries; /* a ring; power of two */
     uint32_t capacity, head, count;
@@ -82,8 +83,8 @@ struct kvt_step_state {
     uint32_t generation;
     bool is_open;
     uint32_t stream;
-    uint32_t first_sequence;  /* chained by step_next */
-    uint32_t limbo;           /* blocks whose claim and hold end with the step, chained by link */
+    uint32_t first_sequence; /* chained by step_next */
+    uint32_t limbo;          /* blocks whose claim and hold end with the step, chained by link */
 };
 
 struct kvt_counters {
@@ -92,7 +93,7 @@ struct kvt_counters {
     uint64_t nvme_evictions;
     uint64_t stashes, fetches, copies, failures, abandoned;
     uint64_t lost_blocks, dropped_blocks;
-    uint64_t given_up_blocks;  /* of idle sequences, dropped because an active one could not go on otherwise */
+    uint64_t given_up_blocks; /* of idle sequences, dropped because an active one could not go on otherwise */
     uint64_t packed_blocks, raw_blocks, packed_bytes, packed_raw_bytes;
     uint64_t store_raw_bytes;
     uint64_t prefetched_blocks, demand_blocks;
@@ -104,8 +105,8 @@ struct kvt_core {
     uint32_t group_count;
     struct kvt_group_shape groups[KVT_GROUPS_MAX];
 
-    struct kvt_gpu *gpu;                   /* config.gpu */
-    struct kvt_tier *nvme;                 /* config.nvme */
+    struct kvt_gpu *gpu;   /* config.gpu */
+    struct kvt_tier *nvme; /* config.nvme */
 
     struct kvt_block_table table;
     struct kvt_prefix prefix;
@@ -113,28 +114,28 @@ struct kvt_core {
     struct kvt_host_pool host;
     bool has_host, has_nvme;
     struct kvt_transfers transfers;
-    struct kvt_write_back write_back[2];   /* to host, to nvme */
+    struct kvt_write_back write_back[2]; /* to host, to nvme */
     struct kvt_admission *admission;
 
     struct kvt_sequence *sequences;
     uint32_t sequence_free_head;
     uint32_t sequence_count, sequence_peak;
-    struct kvt_sequence_list demand;       /* active, not everything started yet; first come first served */
-    struct kvt_sequence_list expected;     /* idle or warming, by need_ns */
+    struct kvt_sequence_list demand;   /* active, not everything started yet; first come first served */
+    struct kvt_sequence_list expected; /* idle or warming, by need_ns */
     struct kvt_step_state steps[KVT_STEPS_MAX];
 
     uint32_t epoch;
-    uint64_t now_ns;          /* time of the call that is being served */
-    uint64_t step_ns;         /* measured, exponentially weighted */
+    uint64_t now_ns;  /* time of the call that is being served */
+    uint64_t step_ns; /* measured, exponentially weighted */
     uint64_t last_step_ns;
     double link_ns_per_byte[KVT_TIERS]; /* measured: device link, -, nvme link */
-    double codec_share;       /* of the time that fetches to the device take, the part that unpacking takes */
+    double codec_share;                 /* of the time that fetches to the device take, the part that unpacking takes */
     kvt_mark stream_marks[KVT_GPU_STREAMS_MAX]; /* latest mark of each engine stream */
-    uint64_t events;          /* grows when something became ready, or room was made, or was lost */
-    uint64_t changes;         /* grows when a copy that could not leave may be able to */
-    uint64_t nvme_retry_ns;   /* the store refused: not before then again; 0: it did not */
-    uint32_t nvme_refusals;   /* stashes in a row that the store did not take */
-    uint64_t nvme_blocks, nvme_blocks_peak;   /* copies that the core knows to be on nvme */
+    uint64_t events;                            /* grows when something became ready, or room was made, or was lost */
+    uint64_t changes;                           /* grows when a copy that could not leave may be able to */
+    uint64_t nvme_retry_ns;                     /* the store refused: not before then again; 0: it did not */
+    uint32_t nvme_refusals;                     /* stashes in a row that the store did not take */
+    uint64_t nvme_blocks, nvme_blocks_peak;     /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;
 };

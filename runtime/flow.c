@@ -5,16 +5,16 @@
 #include "runtime/base/plant.h"
 #include "runtime/residency.h"
 
-#define POLL_BATCH        64
-#define FAILURES_MAX      8
-#define STORE_RETRY_NS    (50u * 1000u * 1000u)
+#define POLL_BATCH 64
+#define FAILURES_MAX 8
+#define STORE_RETRY_NS (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
 {
     return tier == KVT_TIER_NVME ? core->config.nvme : core->config.device;
 }
 
-/* ---- Handing ops to the tiers ------------------------------------------------------------------------------------------ */
+/* ---- Handing ops to the tiers ------------------------------------------------------------------------------------ */
 
 static void submit(struct kvt_core *core, struct kvt_transfer *transfer)
 {
@@ -44,12 +44,13 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
     }
 }
 
-/* ---- Beginnings ----------------------------------------------------------------------------------------------------------- */
+/* ---- Beginnings -------------------------------------------------------------------------------------------------- */
 
 static struct kvt_transfer *begin(struct kvt_core *core, enum kvt_leg leg, uint32_t source, uint32_t target,
                                   enum kvt_op_priority priority)
 {
-    struct kvt_transfer *transfer = kvt_transfers_begin(&core->transfers, core->now_ns + core->config.transfer_deadline_ns);
+    struct kvt_transfer *transfer = kvt_transfers_begin(&core->transfers,
+                                                        core->now_ns + core->config.transfer_deadline_ns);
     if (!transfer) return NULL;
     const struct kvt_block *block = kvt_core_block(core, source);
     transfer->leg = leg;
@@ -122,11 +123,12 @@ static void submit_nvme_to_host(struct kvt_core *core, struct kvt_transfer *tran
 }
 
 /* Where a fetch would start. */
-static enum kvt_flow choose_source(const struct kvt_core *core, uint32_t target, uint32_t *ret_source, enum kvt_leg *ret_leg)
+static enum kvt_flow choose_source(const struct kvt_core *core, uint32_t target, uint32_t *ret_source,
+                                   enum kvt_leg *ret_leg)
 {
     const struct kvt_block *block = kvt_core_block(core, target);
     const bool has_own = kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY
-                      || kvt_copy_is_resident(block, KVT_TIER_NVME);
+        || kvt_copy_is_resident(block, KVT_TIER_NVME);
     uint32_t source = target;
     if (!has_own) {
         if (block->origin == KVT_NO_BLOCK) return KVT_FLOW_LOST;
@@ -144,8 +146,8 @@ static enum kvt_flow choose_source(const struct kvt_core *core, uint32_t target,
 }
 
 /*
- * A block that starts as a copy of one that was never filled itself starts as a copy of that one's origin: an idle fork of an
- * idle fork must not wait for its parent, which nobody fetches.
+ * A block that starts as a copy of one that was never filled itself starts as a copy of that one's origin: an idle fork
+ * of an idle fork must not wait for its parent, which nobody fetches.
  */
 static void shorten_origin(struct kvt_core *core, uint32_t index)
 {
@@ -187,8 +189,7 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     struct kvt_transfer *transfer = begin(core, leg, source, index, priority);
     transfer->device_slot = block->device_slot;
     transfer->goes_on = leg == KVT_LEG_NVME_TO_HOST;
-    if (transfer->is_prefetch)
-        core->transfers.prefetch_bytes += kvt_block_raw_bytes(core, block, core->block_tokens);
+    if (transfer->is_prefetch) core->transfers.prefetch_bytes += kvt_block_raw_bytes(core, block, core->block_tokens);
     if (leg == KVT_LEG_NVME_TO_HOST) submit_nvme_to_host(core, transfer);
     else if (leg == KVT_LEG_HOST_TO_DEVICE) submit_host_to_device(core, transfer);
     else submit_copy(core, transfer);
@@ -236,7 +237,8 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     op->host_capacity = kvt_host_pool_slot_bytes(&core->host, block->host_slot);
     op->form = is_packed ? KVT_FORM_PACKED : KVT_FORM_RAW;
     op->tokens = kvt_block_op_tokens(core, block, block->tokens);
-    op->after[0] = kvt_core_pool(core, block)->slots[block->device_slot].mark; /* the kernel that fills it may still run */
+    /* the kernel that fills it may still run */
+    op->after[0] = kvt_core_pool(core, block)->slots[block->device_slot].mark;
     if (KVT_PLANTED(STASH_BEFORE_WRITE)) op->after[0] = 0;
     submit(core, transfer);
     return KVT_FLOW_STARTED;
@@ -267,7 +269,7 @@ enum kvt_flow kvt_flow_stash_to_nvme(struct kvt_core *core, uint32_t index, enum
     return KVT_FLOW_STARTED;
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
 static void measure_link(struct kvt_core *core, uint32_t tier, const struct kvt_tier_op *op, uint32_t bytes)
 {
@@ -286,7 +288,10 @@ static void nvme_read_failed(struct kvt_core *core, uint32_t index, enum kvt_sta
         kvt_nvme_drop(core, index, status == KVT_IO || status == KVT_CORRUPT);
 }
 
-/* Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it again. */
+/*
+ * Host bytes that do not unpack are no copy, and neither is the record with the same bytes: what needs it stores it
+ * again.
+ */
 static void unpack_failed(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
@@ -424,7 +429,8 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
             core->counters.bytes_in[KVT_TIER_DEVICE] += op->length;
             measure_link(core, KVT_TIER_DEVICE, op, op->length);
             if (op->link_ns + op->codec_ns > 0)
-                core->codec_share = core->codec_share * 0.9 + 0.1 * (double)op->codec_ns / (double)(op->link_ns + op->codec_ns);
+                core->codec_share = core->codec_share * 0.9
+                    + 0.1 * (double)op->codec_ns / (double)(op->link_ns + op->codec_ns);
             if (transfer->is_prefetch) core->counters.prefetched_blocks++;
             else core->counters.demand_blocks++;
         }
@@ -454,9 +460,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_host_pool_give(&core->host, transfer->host_slot);
         kvt_copy_reader_gone(core, source, KVT_TIER_DEVICE, true);
         break;
-    case KVT_LEG_HOST_TO_NVME:
-        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, true);
-        break;
+    case KVT_LEG_HOST_TO_NVME: kvt_copy_reader_gone(core, source, KVT_TIER_HOST, true); break;
     case KVT_LEG_NVME_TO_HOST:
         core->host.quarantined--;
         kvt_host_pool_give(&core->host, transfer->host_slot);
@@ -465,8 +469,9 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
     case KVT_LEG_DEVICE_TO_DEVICE:
         pool->quarantined--;
         kvt_pool_give(pool, transfer->device_slot);
-        kvt_copy_reader_gone(core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST
-                                                                                  : (uint32_t)KVT_TIER_DEVICE, false);
+        kvt_copy_reader_gone(
+            core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST : (uint32_t)KVT_TIER_DEVICE,
+            false);
         break;
     }
     core->events++;
@@ -510,7 +515,7 @@ bool kvt_flow_poll(struct kvt_core *core)
     return is_more;
 }
 
-/* ---- Deadlines ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
 static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
 {
@@ -522,9 +527,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     if (target != source) kvt_block_ref(core, target);
     kvt_transfers_abandon(&core->transfers, transfer);
     switch (transfer->leg) {
-    case KVT_LEG_DEVICE_TO_HOST:
-        kvt_host_failed(core, source, true);
-        break;
+    case KVT_LEG_DEVICE_TO_HOST: kvt_host_failed(core, source, true); break;
     case KVT_LEG_HOST_TO_NVME:
         kvt_copy_step(kvt_core_block(core, source), KVT_TIER_NVME, KVT_COPY_FILL_FAIL);
         kvt_block_set(kvt_core_block(core, source), KVT_BLOCK_NVME_PRIVATE, false);

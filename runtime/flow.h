@@ -1,7 +1,8 @@
 /*
  * flow: transfers from their beginning to their one end.
  *
- * Begin reserves everything that the whole way needs, or nothing. Completions change copy states, count, and start the second leg.
+ * Begin reserves everything that the whole way needs, or nothing. Completions change copy states, count, and start the
+ * second leg.
  *
  * Thread: under the runtime's lock.
  */
@@ -12,12 +13,12 @@
 
 enum kvt_flow {
     KVT_FLOW_STARTED,
-    KVT_FLOW_THERE,        /* nothing to do: the copy is there, or on its way already */
-    KVT_FLOW_WAIT,         /* its source is being filled: ask again after the next completion */
+    KVT_FLOW_THERE, /* nothing to do: the copy is there, or on its way already */
+    KVT_FLOW_WAIT,  /* its source is being filled: ask again after the next completion */
     KVT_FLOW_NO_DEVICE_SLOT,
     KVT_FLOW_NO_HOST_SLOT,
-    KVT_FLOW_BUSY,         /* no transfer free, or the store refuses for the moment */
-    KVT_FLOW_LOST          /* no tier holds it */
+    KVT_FLOW_BUSY, /* no transfer free, or the store refuses for the moment */
+    KVT_FLOW_LOST  /* no tier holds it */
 };
 
 /* Fills the device copy of a block from the fastest tier that has its bytes (or its origin's). */
@@ -29,8 +30,9 @@ uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index);
 /* A transfer is free, and the device takes an op at once. */
 bool kvt_flow_can_copy_now(const struct kvt_core *core);
 /*
- * The copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not held for it,
- * in the order of the engine's stream: what is read earlier or later would be another state. Requires can_copy_now.
+ * The copy within the device that fills a block whose slot is reserved already, from one that is RESIDENT and is not
+ * held for it, in the order of the engine's stream: what is read earlier or later would be another state. Requires
+ * can_copy_now.
  */
 void kvt_flow_copy_reserved(struct kvt_core *core, uint32_t source, uint32_t target, uint32_t stream);
 

@@ -7,16 +7,19 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
-#define NONE            UINT32_MAX
-#define SLOT_ALIGNMENT  64u
-#define SLOT_BYTES_MIN  512u
-#define FREE_BIT        0x80000000u /* in owner[]: the slot is free, the rest is the next free one */
-#define FREE_END        0x7fffffffu
+#define NONE UINT32_MAX
+#define SLOT_ALIGNMENT 64u
+#define SLOT_BYTES_MIN 512u
+#define FREE_BIT 0x80000000u /* in owner[]: the slot is free, the rest is the next free one */
+#define FREE_END 0x7fffffffu
 #define CHUNKS_FOR_CLASSES 8u
-#define OVERFLOWS_MAX   (KVT_PACKED_SAMPLES / 16) /* more blocks in a window that do not fit: the slots become larger */
-#define QUIET_WINDOWS   16u /* without that, before slots that grew become smaller again */
+#define OVERFLOWS_MAX (KVT_PACKED_SAMPLES / 16) /* more blocks in a window that do not fit: the slots become larger */
+#define QUIET_WINDOWS 16u                       /* without that, before slots that grew become smaller again */
 
-static uint32_t class_bytes(uint32_t bytes) { return (uint32_t)kvt_align_up(kvt_max_u32(bytes, SLOT_BYTES_MIN), SLOT_ALIGNMENT); }
+static uint32_t class_bytes(uint32_t bytes)
+{
+    return (uint32_t)kvt_align_up(kvt_max_u32(bytes, SLOT_BYTES_MIN), SLOT_ALIGNMENT);
+}
 
 /* True when no chunk is of the class, and no block would ask for it any more: sizes changed since. */
 static bool is_class_left_behind(const struct kvt_host_pool *pool, uint32_t c)
@@ -26,7 +29,8 @@ static bool is_class_left_behind(const struct kvt_host_pool *pool, uint32_t c)
     for (uint32_t g = 0; g < KVT_GROUPS_MAX; g++) {
         const uint32_t raw = pool->groups[g].raw_bytes, packed = pool->groups[g].packed_bytes;
         if (bytes == class_bytes(raw)) return false;
-        if (packed > 0 && (bytes == class_bytes(packed) || bytes == class_bytes(packed / 2) || bytes == class_bytes(packed / 4)))
+        if (packed > 0
+            && (bytes == class_bytes(packed) || bytes == class_bytes(packed / 2) || bytes == class_bytes(packed / 4)))
             return false;
     }
     return true;
@@ -52,10 +56,13 @@ static uint32_t class_find_or_add(struct kvt_host_pool *pool, uint32_t bytes)
 }
 
 enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_tier *tier, uint64_t chunk_bytes,
-                                   const uint32_t *raw_bytes, uint32_t group_count, const struct kvt_policy_ops *policy_ops,
-                                   uint64_t seed)
+                                   const uint32_t *raw_bytes, uint32_t group_count,
+                                   const struct kvt_policy_ops *policy_ops, uint64_t seed)
 {
-    *pool = (struct kvt_host_pool){ .tier = tier, .chunk_bytes = chunk_bytes, .free_head = NONE, .policy_ops = policy_ops,
+    *pool = (struct kvt_host_pool){ .tier = tier,
+                                    .chunk_bytes = chunk_bytes,
+                                    .free_head = NONE,
+                                    .policy_ops = policy_ops,
                                     .chunk_count = kvt_host_tier_chunk_count(tier) };
     uint32_t raw_min = UINT32_MAX;
     for (uint32_t g = 0; g < group_count; g++) {
@@ -73,7 +80,8 @@ enum kvt_status kvt_host_pool_init(struct kvt_host_pool *pool, struct kvt_host_t
 
     pool->chunks = kvt_table_map((size_t)pool->chunk_count * sizeof *pool->chunks);
     pool->owner = kvt_table_map((size_t)pool->slot_count * sizeof *pool->owner);
-    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)pool->slot_count * sizeof(uint32_t)), .capacity = pool->slot_count };
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)pool->slot_count * sizeof(uint32_t)),
+                                        .capacity = pool->slot_count };
     if (!pool->chunks || !pool->owner || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(pool->slot_count, seed, &pool->policy));
     for (uint32_t g = 0; g < group_count; g++) (void)class_find_or_add(pool, raw_bytes[g]);
@@ -92,8 +100,9 @@ void kvt_host_pool_done(struct kvt_host_pool *pool)
 
 static void chunk_free(struct kvt_host_pool *pool, uint32_t c)
 {
-    pool->chunks[c] = (struct kvt_host_chunk){ .class_index = NONE, .free_head = NONE, .previous = NONE,
-                                               .next = pool->free_head };
+    pool->chunks[c] = (struct kvt_host_chunk){
+        .class_index = NONE, .free_head = NONE, .previous = NONE, .next = pool->free_head
+    };
     pool->free_head = c;
     pool->free_chunks++;
 }
@@ -172,8 +181,9 @@ static uint32_t class_for(const struct kvt_host_pool *pool, uint32_t bytes)
 }
 
 /*
- * With many chunks a block takes slots of its own class only: otherwise each block that needs a larger slot would turn one more chunk
- * into large slots, which small blocks would then fill, for good. With few chunks any slot that is large enough will do.
+ * With many chunks a block takes slots of its own class only: otherwise each block that needs a larger slot would turn
+ * one more chunk into large slots, which small blocks would then fill, for good. With few chunks any slot that is large
+ * enough will do.
  */
 static bool may_take_larger(const struct kvt_host_pool *pool) { return pool->chunk_count < CHUNKS_FOR_CLASSES; }
 
@@ -265,7 +275,9 @@ static void set_packed_bytes(struct kvt_host_pool *pool, uint32_t group, uint32_
     (void)class_find_or_add(pool, whole / 4);
 }
 
-/* The largest slot of which as many fit into a chunk as of `bytes`: what would be left over at its end is shared out. */
+/*
+ * The largest slot of which as many fit into a chunk as of `bytes`: what would be left over at its end is shared out.
+ */
 static uint32_t fill_chunk(const struct kvt_host_pool *pool, uint32_t bytes)
 {
     const uint64_t slot_bytes = kvt_align_up(bytes, SLOT_ALIGNMENT);
@@ -277,8 +289,8 @@ static uint32_t fill_chunk(const struct kvt_host_pool *pool, uint32_t bytes)
 }
 
 /*
- * The slot that the sampled blocks take least memory with. A block that does not fit takes a raw slot, and stays raw in the
- * store: that counts twice.
+ * The slot that the sampled blocks take least memory with. A block that does not fit takes a raw slot, and stays raw in
+ * the store: that counts twice.
  */
 static uint32_t best_slot(struct kvt_host_pool *pool, uint32_t group)
 {
@@ -290,7 +302,8 @@ static uint32_t best_slot(struct kvt_host_pool *pool, uint32_t group)
     uint64_t best_cost = UINT64_MAX;
     for (uint32_t fitting = count; fitting + OVERFLOWS_MAX >= count && fitting > 0; fitting--) {
         const uint32_t slot = fill_chunk(pool, sorted[fitting - 1]);
-        const uint64_t cost = (uint64_t)fitting * slot + (uint64_t)(count - fitting) * 2 * pool->groups[group].raw_bytes;
+        const uint64_t cost = (uint64_t)fitting * slot
+            + (uint64_t)(count - fitting) * 2 * pool->groups[group].raw_bytes;
         if (cost >= best_cost) continue;
         best = slot;
         best_cost = cost;
@@ -318,7 +331,8 @@ void kvt_host_pool_learn(struct kvt_host_pool *pool, uint32_t group, uint32_t le
 {
     if (length > 0) pool->groups[group].samples[pool->groups[group].sample_count++] = length;
     else if (pool->groups[group].packed_bytes > 0) pool->groups[group].overflow_count++;
-    if (pool->groups[group].sample_count + pool->groups[group].overflow_count == KVT_PACKED_SAMPLES) choose_classes(pool, group);
+    if (pool->groups[group].sample_count + pool->groups[group].overflow_count == KVT_PACKED_SAMPLES)
+        choose_classes(pool, group);
 }
 
 void *kvt_host_pool_address(const struct kvt_host_pool *pool, uint32_t slot)

@@ -1,8 +1,8 @@
 /*
  * lookup: the longest prefix that every layer group has in some tier, found and held in one operation (invariant 4).
  *
- * A prefix of L tokens is there when the full groups have every block below L, the window groups every block that overlaps
- * [L - window, L) (and their sinks), and the state groups the snapshot at L. Anything else would leave a hole.
+ * A prefix of L tokens is there when the full groups have every block below L, the window groups every block that
+ * overlaps [L - window, L) (and their sinks), and the state groups the snapshot at L. Anything else would leave a hole.
  */
 #include "runtime/lookup.h"
 
@@ -73,7 +73,7 @@ uint32_t kvt_lookup_hold(struct kvt_core *core, uint32_t group, struct kvt_key k
     return KVT_NO_BLOCK;
 }
 
-/* ---- The longest prefix -------------------------------------------------------------------------------------------------- */
+/* ---- The longest prefix ------------------------------------------------------------------------------------------ */
 
 struct prefix_search {
     struct kvt_core *core;
@@ -101,7 +101,9 @@ static uint32_t longest_window(const struct prefix_search *search, uint32_t grou
     uint32_t next = count; /* entries next .. length - 1 are there */
     while (length > 0) {
         const uint64_t tokens = length * block_tokens;
-        const uint32_t first = tokens <= shape->window_tokens ? 0 : (uint32_t)((tokens - shape->window_tokens) / block_tokens);
+        const uint32_t first = tokens <= shape->window_tokens
+            ? 0
+            : (uint32_t)((tokens - shape->window_tokens) / block_tokens);
         if (next <= kvt_max_u32(first, kvt_min_u32(sinks, length))) return length;
         next--;
         if (!group_exists(search, group, next)) length = next;
@@ -149,7 +151,7 @@ static uint32_t match_full_groups(struct kvt_core *core, const struct kvt_sequen
     return blocks_max;
 }
 
-/* ---- Load or recompute ---------------------------------------------------------------------------------------------------- */
+/* ---- Load or recompute ------------------------------------------------------------------------------------------- */
 
 /* True when computing the prefix again is expected to be faster than fetching what is not on the device. */
 static bool is_recompute_faster(struct kvt_core *core, const struct kvt_key *keys, uint32_t count)
@@ -170,11 +172,11 @@ static bool is_recompute_faster(struct kvt_core *core, const struct kvt_key *key
     return fetch_ns > tokens * 1e9 / (double)core->config.prefill_tokens_per_s;
 }
 
-/* ---- Holding -------------------------------------------------------------------------------------------------------------- */
+/* ---- Holding ----------------------------------------------------------------------------------------------------- */
 
 /* Fills the group's table for a prefix of `count` blocks. Returns the first entry that could not be held, or count. */
-static uint32_t hold_group(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, const struct kvt_key *keys,
-                           uint32_t count)
+static uint32_t hold_group(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group,
+                           const struct kvt_key *keys, uint32_t count)
 {
     const struct kvt_group_shape *shape = &core->groups[group];
     struct kvt_sequence_table *table = &sequence->groups[group];
@@ -247,14 +249,16 @@ static void count_hits(struct kvt_core *core, const struct kvt_sequence *sequenc
     }
 }
 
-enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_params *params, struct kvt_sequence **ret_sequence)
+enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_params *params,
+                                    struct kvt_sequence **ret_sequence)
 {
     /* Found and held before it claims: it begins idle, and resumes at the end. */
     struct kvt_sequence *sequence = kvt_sequence_begin(core, true);
     if (!sequence) return KVT_FULL;
     struct kvt_key space;
     space = kvt_key_digest(core->config.space, core->group_count * sizeof core->config.space[0]);
-    kvt_key_root(core->config.secret, core->config.secret_bytes, &space, params->salt, params->salt_bytes, &sequence->root);
+    kvt_key_root(core->config.secret, core->config.secret_bytes, &space, params->salt, params->salt_bytes,
+                 &sequence->root);
 
     const uint64_t limit = params->token_count ? kvt_min_u64(params->reuse_max, params->token_count - 1) : 0;
     const uint64_t blocks_max = kvt_min_u64(limit / core->block_tokens, UINT32_MAX / 2);
@@ -265,7 +269,8 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
     }
     uint32_t held = 0;
     if (blocks_max) {
-        struct prefix_search search = { core, keys, match_full_groups(core, sequence, params->tokens, (uint32_t)blocks_max, keys) };
+        struct prefix_search search = { core, keys,
+                                        match_full_groups(core, sequence, params->tokens, (uint32_t)blocks_max, keys) };
         held = hold_prefix(core, sequence, &search);
         if (held > 0 && is_recompute_faster(core, keys, held)) {
             release_all(core, sequence);

@@ -8,17 +8,20 @@
 
 #define STAGING_BYTES_MAX (16 * KVT_MIB)
 #define STAGING_BYTES_MIN (1 * KVT_MIB)
-#define CHUNK_BYTES_MAX   (64 * KVT_MIB)
-#define CHUNK_ALIGNMENT   (4 * KVT_KIB)
-#define DEVICE_SLOTS_MAX  (UINT32_MAX / 4)
-#define BLOCKS_MAX        (UINT32_MAX / 4)
-#define HOST_SLOTS_MAX    (UINT32_MAX / 4)
-#define SEQUENCES_MAX     (1u << 24)
-#define TRANSFERS_MAX     (1u << 20)
-#define DEADLINE_NS_MAX   (UINT64_C(86400) * 1000000000u)
-#define STEP_NS_MAX       (UINT64_C(3600) * 1000000000u)
+#define CHUNK_BYTES_MAX (64 * KVT_MIB)
+#define CHUNK_ALIGNMENT (4 * KVT_KIB)
+#define DEVICE_SLOTS_MAX (UINT32_MAX / 4)
+#define BLOCKS_MAX (UINT32_MAX / 4)
+#define HOST_SLOTS_MAX (UINT32_MAX / 4)
+#define SEQUENCES_MAX (1u << 24)
+#define TRANSFERS_MAX (1u << 20)
+#define DEADLINE_NS_MAX (UINT64_C(86400) * 1000000000u)
+#define STEP_NS_MAX (UINT64_C(3600) * 1000000000u)
 
-struct refusal { char *text; size_t bytes; };
+struct refusal {
+    char *text;
+    size_t bytes;
+};
 
 static enum kvt_status refuse(struct refusal refusal, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -49,16 +52,23 @@ static void fill_defaults(struct kvt_config *config)
 static enum kvt_status check(const struct kvt_config *config, struct refusal refusal)
 {
     char shape_error[128];
-    if (kvt_shape_check(&config->shape, shape_error, sizeof shape_error) != KVT_OK) return refuse(refusal, "shape: %s", shape_error);
+    if (kvt_shape_check(&config->shape, shape_error, sizeof shape_error) != KVT_OK)
+        return refuse(refusal, "shape: %s", shape_error);
     if (config->secret_bytes > 64) return refuse(refusal, "secret_bytes is %zu: at most 64", config->secret_bytes);
-    if (config->secret_bytes > 0 && !config->secret) return refuse(refusal, "secret is NULL: secret_bytes is %zu", config->secret_bytes);
-    if (config->rank >= config->world) return refuse(refusal, "rank is %u: below world, which is %u", config->rank, config->world);
-    if ((uint32_t)config->device > KVT_DEVICE_EMULATED) return refuse(refusal, "device is %d: auto, cuda or emulated", (int)config->device);
+    if (config->secret_bytes > 0 && !config->secret)
+        return refuse(refusal, "secret is NULL: secret_bytes is %zu", config->secret_bytes);
+    if (config->rank >= config->world)
+        return refuse(refusal, "rank is %u: below world, which is %u", config->rank, config->world);
+    if ((uint32_t)config->device > KVT_DEVICE_EMULATED)
+        return refuse(refusal, "device is %d: auto, cuda or emulated", (int)config->device);
     if ((uint32_t)config->prefetch > KVT_PREFETCH_OFF)
         return refuse(refusal, "prefetch is %d: lookahead, demand or off", (int)config->prefetch);
-    if (!kvt_policy_find(config->device_policy)) return refuse(refusal, "device_policy is '%s': no such policy", config->device_policy);
-    if (!kvt_policy_find(config->host_policy)) return refuse(refusal, "host_policy is '%s': no such policy", config->host_policy);
-    if (!kvt_admission_find(config->admission)) return refuse(refusal, "admission is '%s': no such policy", config->admission);
+    if (!kvt_policy_find(config->device_policy))
+        return refuse(refusal, "device_policy is '%s': no such policy", config->device_policy);
+    if (!kvt_policy_find(config->host_policy))
+        return refuse(refusal, "host_policy is '%s': no such policy", config->host_policy);
+    if (!kvt_admission_find(config->admission))
+        return refuse(refusal, "admission is '%s': no such policy", config->admission);
     if (config->nvme_path && config->host_bytes == 0)
         return refuse(refusal, "host_bytes is 0: the nvme tier works through host memory");
     if (config->sequences_max > SEQUENCES_MAX)
@@ -66,7 +76,8 @@ static enum kvt_status check(const struct kvt_config *config, struct refusal ref
     if (config->transfers_max > TRANSFERS_MAX)
         return refuse(refusal, "transfers_max is %u: at most %u", config->transfers_max, TRANSFERS_MAX);
     if (config->transfer_deadline_ns > DEADLINE_NS_MAX)
-        return refuse(refusal, "transfer_deadline_ns is %llu: at most a day", (unsigned long long)config->transfer_deadline_ns);
+        return refuse(refusal, "transfer_deadline_ns is %llu: at most a day",
+                      (unsigned long long)config->transfer_deadline_ns);
     if (config->step_ns > STEP_NS_MAX)
         return refuse(refusal, "step_ns is %llu: at most an hour", (unsigned long long)config->step_ns);
     if (!config->nvme_path && config->nvme_bytes > 0)
@@ -74,7 +85,10 @@ static enum kvt_status check(const struct kvt_config *config, struct refusal ref
     return KVT_OK;
 }
 
-/* A token's weight in HBM: what it adds while it is needed; a state group's two snapshots count as a thousand tokens' worth. */
+/*
+ * A token's weight in HBM: what it adds while it is needed; a state group's two snapshots count as a thousand tokens'
+ * worth.
+ */
 static double weight_of(const struct kvt_group_shape *group, uint32_t block_tokens)
 {
     if (group->kind == KVT_GROUP_STATE) return (double)kvt_group_block_bytes(group, block_tokens) * 2 / 1024;
@@ -102,10 +116,11 @@ static enum kvt_status share_out_device(struct kvt_options *options, struct refu
         const double share = core->pool_count == 1 ? 1.0 : weight[p] / weight_total;
         const uint64_t slots = (uint64_t)((double)config->device_bytes * share) / options->slot_bytes[p];
         if (slots < 1)
-            return refuse(refusal, "device_bytes is %llu: a block alone takes %llu", (unsigned long long)config->device_bytes,
-                          (unsigned long long)options->slot_bytes[p]);
+            return refuse(refusal, "device_bytes is %llu: a block alone takes %llu",
+                          (unsigned long long)config->device_bytes, (unsigned long long)options->slot_bytes[p]);
         if (slots > DEVICE_SLOTS_MAX)
-            return refuse(refusal, "device_bytes is %llu: at most %u blocks", (unsigned long long)config->device_bytes, DEVICE_SLOTS_MAX);
+            return refuse(refusal, "device_bytes is %llu: at most %u blocks", (unsigned long long)config->device_bytes,
+                          DEVICE_SLOTS_MAX);
         core->pool_slots[p] = (uint32_t)slots;
     }
     return KVT_OK;
@@ -124,8 +139,9 @@ static enum kvt_status share_out_host(struct kvt_options *options, struct refusa
     /* The smallest slots, those of packed tails, are an eighth of a block, and have 32-bit numbers. */
     const uint64_t bytes_max = HOST_SLOTS_MAX * kvt_max_u64(raw_min / 8, 512);
     if (config->host_bytes > bytes_max)
-        return refuse(refusal, "host_bytes is %llu: at most %llu with blocks of %llu", (unsigned long long)config->host_bytes,
-                      (unsigned long long)bytes_max, (unsigned long long)raw_min);
+        return refuse(refusal, "host_bytes is %llu: at most %llu with blocks of %llu",
+                      (unsigned long long)config->host_bytes, (unsigned long long)bytes_max,
+                      (unsigned long long)raw_min);
     if (config->nvme_path) {
         /* A record must fit in a staging buffer, with its header and padding; two of them, so that reads and writes overlap. */
         const uint64_t record = kvt_align_up(raw_max + 8 * KVT_KIB, 4 * KVT_KIB);
@@ -135,14 +151,16 @@ static enum kvt_status share_out_host(struct kvt_options *options, struct refusa
     const uint64_t overhead = options->staging_bytes + options->scratch_bytes;
     if (config->host_bytes < overhead + raw_max + CHUNK_ALIGNMENT)
         return refuse(refusal, "host_bytes is %llu: at least %llu (a block and the buffers of transfers)",
-                      (unsigned long long)config->host_bytes, (unsigned long long)(overhead + raw_max + CHUNK_ALIGNMENT));
+                      (unsigned long long)config->host_bytes,
+                      (unsigned long long)(overhead + raw_max + CHUNK_ALIGNMENT));
     options->host_slot_bytes = config->host_bytes - overhead;
     /* Small chunks pass from one slot class to another quickly; large ones are quick to prepare. */
     uint64_t chunk = kvt_min_u64(CHUNK_BYTES_MAX, options->host_slot_bytes / 32);
     chunk = kvt_max_u64(chunk, kvt_min_u64(4 * raw_max, options->host_slot_bytes / 4));
     chunk = kvt_max_u64(chunk, raw_max);
     options->host_chunk_bytes = kvt_align_up(chunk, CHUNK_ALIGNMENT);
-    if (options->host_chunk_bytes > options->host_slot_bytes) options->host_chunk_bytes = options->host_slot_bytes & ~(CHUNK_ALIGNMENT - 1);
+    if (options->host_chunk_bytes > options->host_slot_bytes)
+        options->host_chunk_bytes = options->host_slot_bytes & ~(CHUNK_ALIGNMENT - 1);
     return KVT_OK;
 }
 
@@ -151,13 +169,16 @@ static struct kvt_key space_of(const struct kvt_config *config, uint32_t g)
 {
     const struct kvt_group_shape *group = &config->shape.groups[g];
     char text[512];
-    const int length = snprintf(text, sizeof text,
-        "kvtier/1 model=%.128s group=%u/%u kind=%d dtype=%s layers=%u planes=%u heads=%u dim=%u window=%u sinks=%u state=%llu "
-        "block_tokens=%u layout=LPTHD rank=%u/%u", config->model, g, config->shape.group_count, (int)group->kind,
-        kvt_dtype_name(group->dtype), group->layers, group->planes ? group->planes : 2, group->kv_heads, group->head_dim,
-        group->window_tokens, group->sink_tokens, (unsigned long long)group->state_bytes, config->shape.block_tokens,
-        config->rank, config->world);
-    struct kvt_key parts[2] = { kvt_key_digest(text, (size_t)length), kvt_key_digest(config->model, strlen(config->model)) };
+    const int length = snprintf(
+        text, sizeof text,
+        "kvtier/1 model=%.128s group=%u/%u kind=%d dtype=%s layers=%u planes=%u heads=%u dim=%u window=%u sinks=%u "
+        "state=%llu "
+        "block_tokens=%u layout=LPTHD rank=%u/%u",
+        config->model, g, config->shape.group_count, (int)group->kind, kvt_dtype_name(group->dtype), group->layers,
+        group->planes ? group->planes : 2, group->kv_heads, group->head_dim, group->window_tokens, group->sink_tokens,
+        (unsigned long long)group->state_bytes, config->shape.block_tokens, config->rank, config->world);
+    struct kvt_key parts[2] = { kvt_key_digest(text, (size_t)length),
+                                kvt_key_digest(config->model, strlen(config->model)) };
     return kvt_key_digest(parts, sizeof parts);
 }
 
@@ -198,11 +219,12 @@ enum kvt_status kvt_options_check_version(const struct kvt_config *config, char 
 {
     const struct refusal refusal = { ret_error, error_bytes };
     if (config->size == sizeof *config && config->version == KVT_VERSION) return KVT_OK;
-    return refuse(refusal, "config size is %u, version %u: %zu and %u here", config->size, config->version, sizeof *config, KVT_VERSION);
+    return refuse(refusal, "config size is %u, version %u: %zu and %u here", config->size, config->version,
+                  sizeof *config, KVT_VERSION);
 }
 
-enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t scratch_bytes, struct kvt_options *ret_options,
-                                    char *ret_error, size_t error_bytes)
+enum kvt_status kvt_options_resolve(const struct kvt_config *config, uint64_t scratch_bytes,
+                                    struct kvt_options *ret_options, char *ret_error, size_t error_bytes)
 {
     const struct refusal refusal = { ret_error, error_bytes };
     struct kvt_options options = { .config = *config, .scratch_bytes = config->is_codec_off ? 0 : scratch_bytes };

@@ -6,18 +6,18 @@
 #include "runtime/flow.h"
 #include "runtime/residency.h"
 
-#define BATCH                 32  /* fetches, write-backs, host victims in one round */
-#define VICTIMS               256 /* device victims in one round: most are only forgotten */
-#define STRANGERS_MAX         8  /* host victims of the wrong slot class before a chunk is emptied */
-#define LINK_DEPTH_DEMAND     48 /* transfers in flight per executing tier, by what asks for more */
-#define LINK_DEPTH_PREFETCH   16
+#define BATCH 32             /* fetches, write-backs, host victims in one round */
+#define VICTIMS 256          /* device victims in one round: most are only forgotten */
+#define STRANGERS_MAX 8      /* host victims of the wrong slot class before a chunk is emptied */
+#define LINK_DEPTH_DEMAND 48 /* transfers in flight per executing tier, by what asks for more */
+#define LINK_DEPTH_PREFETCH 16
 #define LINK_DEPTH_WRITE_BACK 4
-#define EXPECTED_LOOK_AHEAD   64
-#define REFUSALS_MAX          8  /* stashes in a row that the store refuses: it has no room to give */
-#define PROMISE_NS            (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
-#define START_MARGIN_NS       (2u * 1000u * 1000u)
+#define EXPECTED_LOOK_AHEAD 64
+#define REFUSALS_MAX 8                    /* stashes in a row that the store refuses: it has no room to give */
+#define PROMISE_NS (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
+#define START_MARGIN_NS (2u * 1000u * 1000u)
 
-/* ---- Room in host memory --------------------------------------------------------------------------------------------- */
+/* ---- Room in host memory ----------------------------------------------------------------------------------------- */
 
 static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
 {
@@ -25,11 +25,15 @@ static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
     struct kvt_tier_counters nvme = { 0 };
     if (core->config.nvme_bytes_per_day > 0) core->nvme->ops->counters(core->nvme, &nvme);
     /* The rule for every policy: when the day's writes are used up, only what a live sequence would lose is written. */
-    if (core->config.nvme_bytes_per_day > 0 && block->refs == 0 && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
+    if (core->config.nvme_bytes_per_day > 0 && block->refs == 0
+        && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
         return false;
-    const struct kvt_admission_question question = { .key_hash = block->key.lo, .bytes = block->host_length,
-        .uses = 1u + block->uses, .is_referenced = block->refs > 0,
-        .day_bytes = nvme.day_bytes, .day_bytes_max = core->config.nvme_bytes_per_day };
+    const struct kvt_admission_question question = { .key_hash = block->key.lo,
+                                                     .bytes = block->host_length,
+                                                     .uses = 1u + block->uses,
+                                                     .is_referenced = block->refs > 0,
+                                                     .day_bytes = nvme.day_bytes,
+                                                     .day_bytes_max = core->config.nvme_bytes_per_day };
     return core->config.admission->admits(core->admission, &question);
 }
 
@@ -86,8 +90,8 @@ static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
 }
 
 /*
- * Makes room for a slot of so many bytes. True when it is there now. Victims of other classes do not help at once; after a few of
- * them the last one's chunk is emptied as a whole, so that it changes its class.
+ * Makes room for a slot of so many bytes. True when it is there now. Victims of other classes do not help at once;
+ * after a few of them the last one's chunk is emptied as a whole, so that it changes its class.
  */
 static bool make_host_room(struct kvt_core *core, uint32_t bytes)
 {
@@ -111,7 +115,7 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
     return kvt_host_pool_has_room(host, bytes);
 }
 
-/* ---- Room on the device ------------------------------------------------------------------------------------------------- */
+/* ---- Room on the device ------------------------------------------------------------------------------------------ */
 
 static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
 {
@@ -140,7 +144,7 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
             return VICTIM_LEAVING;
         }
         const bool is_host_moving = core->host.leaving > 0 || core->transfers.in_flight > 0
-                                 || core->host.chunks_seen < core->host.chunk_count;
+            || core->host.chunks_seen < core->host.chunk_count;
         if (flow == KVT_FLOW_BUSY || is_host_moving) return VICTIM_STAYS;
     }
     if (block->refs > 0) return VICTIM_STAYS;
@@ -151,8 +155,9 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
 }
 
 /*
- * An eviction reads lines that nobody touched for a long time, found one through the other: the slot, its block, the block's place
- * in the index. While one slot is evicted, each of the three is asked for on behalf of a later one (see kvt_pool_released).
+ * An eviction reads lines that nobody touched for a long time, found one through the other: the slot, its block, the
+ * block's place in the index. While one slot is evicted, each of the three is asked for on behalf of a later one (see
+ * kvt_pool_released).
  */
 static void prefetch_victims(const struct kvt_core *core, const struct kvt_pool *pool, uint32_t slot)
 {
@@ -213,7 +218,7 @@ bool kvt_planner_can_make_room(const struct kvt_core *core)
     return true;
 }
 
-/* ---- Fetches --------------------------------------------------------------------------------------------------------------- */
+/* ---- Fetches ----------------------------------------------------------------------------------------------------- */
 
 /* The block at the cursor, KVT_NO_BLOCK where there is none; false past the end. Moves over group ends. */
 static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *ret_block)
@@ -235,8 +240,8 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
 enum advance { ADVANCE_DONE, ADVANCE_BLOCKED, ADVANCE_BATCH };
 
 /*
- * An active sequence waits for room, every tier is full of what idle ones hold, and nothing moves any more: neither would ever go
- * on. One block of an idle sequence is given up; that one is told when it comes back.
+ * An active sequence waits for room, every tier is full of what idle ones hold, and nothing moves any more: neither
+ * would ever go on. One block of an idle sequence is given up; that one is told when it comes back.
  */
 static void give_one_up(struct kvt_core *core, const struct kvt_parked *parked, bool is_device)
 {
@@ -265,15 +270,16 @@ static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block, e
 }
 
 /*
- * Host memory is full, and the block at the cursor comes from nvme: later ones of the same sequence that are in host memory go up
- * first, and leave room there.
+ * Host memory is full, and the block at the cursor comes from nvme: later ones of the same sequence that are in host
+ * memory go up first, and leave room there.
  */
 static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
 {
     const struct kvt_sequence_cursor before = sequence->fetch;
     const uint32_t budget_before = *budget;
     uint32_t index;
-    for (uint32_t seen = 0; seen < BATCH && *budget > 0 && block_at_cursor(core, sequence, &index); seen++, sequence->fetch.index++) {
+    for (uint32_t seen = 0; seen<BATCH && * budget> 0 && block_at_cursor(core, sequence, &index);
+         seen++, sequence->fetch.index++) {
         if (index == KVT_NO_BLOCK || !kvt_copy_is_resident(kvt_core_block(core, index), KVT_TIER_HOST)) continue;
         if (kvt_flow_fetch(core, index, KVT_PRIORITY_DEMAND) == KVT_FLOW_STARTED) (*budget)--;
     }
@@ -284,17 +290,22 @@ static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *se
 static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
 {
     if (fetch_from_host_ahead(core, sequence, budget)) return;
-    if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE) give_one_up(core, &core->host.parked, false);
+    if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE)
+        give_one_up(core, &core->host.parked, false);
 }
 
-/* A warming sequence claims block after block, as long as that takes no slot from active ones, or from a waiting append. */
+/*
+ * A warming sequence claims block after block, as long as that takes no slot from active ones, or from a waiting
+ * append.
+ */
 static bool claim_for_warming(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_pool *pool = kvt_core_pool(core, block);
     const uint32_t promised = core->now_ns - pool->promised_ns < PROMISE_NS ? pool->promised : 0;
     if (block->users == 0 && pool->claimed + kvt_max_u32(pool->high, promised) >= pool->slot_count) return false;
-    if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised) return false;
+    if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised)
+        return false;
     kvt_block_claim(core, index);
     return true;
 }
@@ -351,7 +362,8 @@ uint64_t kvt_planner_fetch_ns(const struct kvt_core *core, const struct kvt_sequ
     for (uint32_t g = 0; g < core->group_count; g++)
         bytes += (double)kvt_group_bytes_kept(&core->groups[g], sequence->tokens);
     const double slowest = core->link_ns_per_byte[KVT_TIER_NVME] > core->link_ns_per_byte[KVT_TIER_DEVICE]
-                         ? core->link_ns_per_byte[KVT_TIER_NVME] : core->link_ns_per_byte[KVT_TIER_DEVICE];
+        ? core->link_ns_per_byte[KVT_TIER_NVME]
+        : core->link_ns_per_byte[KVT_TIER_DEVICE];
     /* The two links work at the same time; a quarter more for what is ahead in their queues. */
     return (uint64_t)(bytes * slowest * 1.25) + START_MARGIN_NS;
 }
@@ -361,7 +373,8 @@ uint64_t kvt_planner_next_start_ns(const struct kvt_core *core)
     uint64_t next = UINT64_MAX;
     uint64_t ahead_ns = 0;
     uint32_t seen = 0;
-    for (uint32_t s = core->expected.head; s != KVT_NO_SEQUENCE && seen < EXPECTED_LOOK_AHEAD; s = core->sequences[s].next, seen++) {
+    for (uint32_t s = core->expected.head; s != KVT_NO_SEQUENCE && seen < EXPECTED_LOOK_AHEAD;
+         s = core->sequences[s].next, seen++) {
         const struct kvt_sequence *sequence = &core->sequences[s];
         ahead_ns += kvt_planner_fetch_ns(core, sequence);
         if (sequence->mode == KVT_SEQUENCE_WARMING) continue;
@@ -377,7 +390,8 @@ static void begin_warming(struct kvt_core *core)
     uint64_t ahead_ns = 0;
     uint32_t seen = 0;
     uint32_t due = KVT_NO_SEQUENCE;
-    for (uint32_t s = core->expected.head; s != KVT_NO_SEQUENCE && seen < EXPECTED_LOOK_AHEAD; s = core->sequences[s].next, seen++) {
+    for (uint32_t s = core->expected.head; s != KVT_NO_SEQUENCE && seen < EXPECTED_LOOK_AHEAD;
+         s = core->sequences[s].next, seen++) {
         ahead_ns += kvt_planner_fetch_ns(core, &core->sequences[s]);
         if (core->now_ns + ahead_ns + core->step_ns >= core->sequences[s].need_ns) due = s;
     }
@@ -415,7 +429,7 @@ static bool start_prefetch(struct kvt_core *core)
     return budget < BATCH;
 }
 
-/* ---- Write-back ahead of need ---------------------------------------------------------------------------------------------- */
+/* ---- Write-back ahead of need ------------------------------------------------------------------------------------ */
 
 static bool pop_write_back(struct kvt_core *core, uint32_t queue, uint32_t *ret_index)
 {

@@ -1,8 +1,8 @@
 /*
  * planner: decides what moves between tiers, and when.
  *
- * By priority: fetches that a sequence waits for, prefetches by the time they are needed, write-back while links are idle. Making
- * room starts at a low watermark of free slots and ends at a high one, in the order of the pool's policy.
+ * By priority: fetches that a sequence waits for, prefetches by the time they are needed, write-back while links are
+ * idle. Making room starts at a low watermark of free slots and ends at a high one, in the order of the pool's policy.
  *
  * Thread:  under the runtime's lock.
  * Work:    each call is bounded by a batch; what is left over is done in the next round.

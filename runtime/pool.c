@@ -12,7 +12,8 @@ enum kvt_status kvt_pool_init(struct kvt_pool *pool, uint64_t slot_bytes, uint32
     *pool = (struct kvt_pool){ .slot_bytes = slot_bytes, .slot_count = slot_count, .policy_ops = policy_ops };
     pool->free_slots = kvt_table_map((size_t)slot_count * sizeof *pool->free_slots);
     pool->slots = kvt_table_map((size_t)slot_count * sizeof *pool->slots);
-    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)slot_count * sizeof(uint32_t)), .capacity = slot_count };
+    pool->parked = (struct kvt_parked){ .blocks = kvt_table_map((size_t)slot_count * sizeof(uint32_t)),
+                                        .capacity = slot_count };
     if (!pool->free_slots || !pool->slots || !pool->parked.blocks) return KVT_NOMEM;
     KVT_TRY(policy_ops->create(slot_count, seed, &pool->policy));
     for (uint32_t i = 0; i < slot_count; i++) {
@@ -38,7 +39,8 @@ uint32_t kvt_pool_take(struct kvt_pool *pool, uint32_t block)
 {
     if (pool->free_count == 0) return KVT_NO_SLOT;
     const uint32_t slot = pool->free_slots[--pool->free_count];
-    if (pool->free_count > TAKES_AHEAD) __builtin_prefetch(&pool->slots[pool->free_slots[pool->free_count - 1 - TAKES_AHEAD]], 1);
+    if (pool->free_count > TAKES_AHEAD)
+        __builtin_prefetch(&pool->slots[pool->free_slots[pool->free_count - 1 - TAKES_AHEAD]], 1);
     KVT_ASSERT(pool->slots[slot].owner == KVT_NO_BLOCK);
     pool->slots[slot].owner = block;
     pool->used_peak = kvt_max_u32(pool->used_peak, pool->slot_count - pool->free_count);

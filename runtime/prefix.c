@@ -4,8 +4,8 @@
 #include "runtime/base/mem.h"
 
 #define BLOCKS_PER_BUCKET 7u /* on average, of KVT_PREFIX_LANES */
-#define BYTES(value)      (UINT64_C(0x0101010101010101) * (value))
-#define PASSED_ONE        (UINT64_C(1) << 32)
+#define BYTES(value) (UINT64_C(0x0101010101010101) * (value))
+#define PASSED_ONE (UINT64_C(1) << 32)
 
 _Static_assert(sizeof(struct kvt_prefix_bucket) == 64, "a bucket is one cache line");
 
@@ -27,13 +27,10 @@ static uint32_t after(const struct kvt_prefix *prefix, uint32_t bucket)
     return bucket + 1 == prefix->bucket_count ? 0 : bucket + 1;
 }
 
-/* ---- Lanes. A set of lanes is a word: lane n is bit 8 n for n < 8, and bit 8 (n - 8) + 1 above. ---------------------------- */
+/* ---- Lanes. A set of lanes is a word: lane n is bit 8 n for n < 8, and bit 8 (n - 8) + 1 above. ------------------ */
 
 /* The top bit of each byte that is zero. Exact: no carry leaves a byte. */
-static uint64_t zero_bytes(uint64_t x)
-{
-    return ~(((x & BYTES(0x7f)) + BYTES(0x7f)) | x) & BYTES(0x80);
-}
+static uint64_t zero_bytes(uint64_t x) { return ~(((x & BYTES(0x7f)) + BYTES(0x7f)) | x) & BYTES(0x80); }
 
 static uint64_t lanes_with(const struct kvt_prefix_bucket *bucket, uint8_t tag)
 {
@@ -57,7 +54,7 @@ static void set_tag(struct kvt_prefix_bucket *bucket, uint32_t lane, uint8_t tag
 
 static bool is_passed(const struct kvt_prefix_bucket *bucket) { return bucket->tags[1] >= PASSED_ONE; }
 
-/* ---- The table --------------------------------------------------------------------------------------------------------- */
+/* ---- The table --------------------------------------------------------------------------------------------------- */
 
 enum kvt_status kvt_prefix_init(struct kvt_prefix *prefix, const struct kvt_block *blocks, uint32_t entries_max)
 {
@@ -72,7 +69,10 @@ void kvt_prefix_done(struct kvt_prefix *prefix)
     prefix->buckets = NULL;
 }
 
-size_t kvt_prefix_bytes(const struct kvt_prefix *prefix) { return (size_t)prefix->bucket_count * sizeof *prefix->buckets; }
+size_t kvt_prefix_bytes(const struct kvt_prefix *prefix)
+{
+    return (size_t)prefix->bucket_count * sizeof *prefix->buckets;
+}
 
 static uint32_t find(const struct kvt_prefix *prefix, struct place place, uint32_t group, struct kvt_key key)
 {

@@ -1,11 +1,11 @@
 /*
  * prefix: which block has this key in this group.
  *
- * A hash table of buckets. A bucket is one cache line: twelve entries of an 8-bit tag and a block number. All tags of a bucket
- * are compared at once, so a call reads one line, takes no branch that depends on where in it an entry stands, and touches
- * only blocks that are true candidates (and one in 35 that is not). An entry whose bucket is full goes to the next one; a
- * bucket counts how many went past it, so that a search stops at the first bucket that nobody passed, and a removal shifts
- * nothing.
+ * A hash table of buckets. A bucket is one cache line: twelve entries of an 8-bit tag and a block number. All tags of a
+ * bucket are compared at once, so a call reads one line, takes no branch that depends on where in it an entry stands,
+ * and touches only blocks that are true candidates (and one in 35 that is not). An entry whose bucket is full goes to
+ * the next one; a bucket counts how many went past it, so that a search stops at the first bucket that nobody passed,
+ * and a removal shifts nothing.
  *
  * Owns:    the buckets. Blocks belong to block.h.
  * Thread:  under the runtime's lock.
@@ -35,14 +35,17 @@ struct kvt_prefix {
 };
 
 /* entries_max: the most blocks that are ever indexed at once. */
-KVT_NODISCARD enum kvt_status kvt_prefix_init(struct kvt_prefix *prefix, const struct kvt_block *blocks, uint32_t entries_max);
+KVT_NODISCARD enum kvt_status kvt_prefix_init(struct kvt_prefix *prefix, const struct kvt_block *blocks,
+                                              uint32_t entries_max);
 void kvt_prefix_done(struct kvt_prefix *prefix);
 
 /* KVT_NO_BLOCK when there is none. */
 uint32_t kvt_prefix_find(const struct kvt_prefix *prefix, uint32_t group, struct kvt_key key);
 /* The block's group and key are set, and no other block has them. */
 void kvt_prefix_insert(struct kvt_prefix *prefix, uint32_t block);
-/* Both in one walk: the block that has the same group and key already, or KVT_NO_BLOCK, and then `block` was inserted. */
+/*
+ * Both in one walk: the block that has the same group and key already, or KVT_NO_BLOCK, and then `block` was inserted.
+ */
 uint32_t kvt_prefix_find_or_insert(struct kvt_prefix *prefix, uint32_t block);
 /* The block was inserted. */
 void kvt_prefix_remove(struct kvt_prefix *prefix, uint32_t block);

@@ -1,5 +1,6 @@
 /*
- * pump: a small thread that wakes on completions and timers, so that a chain nvme -> host -> device advances while the engine
+ * pump: a small thread that wakes on completions and timers, so that a chain nvme -> host -> device advances while the
+ *       engine
  * computes. It decides nothing: it takes the lock and pumps the core, as every call does.
  */
 #include <poll.h>

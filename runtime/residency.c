@@ -46,7 +46,7 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     *slot_mark = mark;
 }
 
-/* ---- Idle lists ------------------------------------------------------------------------------------------------------ */
+/* ---- Idle lists -------------------------------------------------------------------------------------------------- */
 
 static void device_know(struct kvt_core *core, struct kvt_block *block)
 {
@@ -70,7 +70,7 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     struct kvt_pool *pool = kvt_core_pool(core, block);
     const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_DEVICE) && block->users == 0
-                      && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
+        && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
     if (is_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE)) return;
     if (is_idle) {
         device_know(core, block);
@@ -86,14 +86,14 @@ void kvt_host_update_idle(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
-                      && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
+        && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     if (is_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE)) return;
     if (is_idle) core->host.policy_ops->release(core->host.policy, block->host_slot);
     else core->host.policy_ops->hold(core->host.policy, block->host_slot);
     kvt_block_set(block, KVT_BLOCK_HOST_IDLE, is_idle);
 }
 
-/* ---- Copies on the device -------------------------------------------------------------------------------------------- */
+/* ---- Copies on the device ---------------------------------------------------------------------------------------- */
 
 bool kvt_device_reserve(struct kvt_core *core, uint32_t index)
 {
@@ -106,7 +106,8 @@ bool kvt_device_reserve(struct kvt_core *core, uint32_t index)
 }
 
 /* What every end of a device copy has in common. Returns the slot that it had. */
-static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum kvt_copy_event event, enum kvt_policy_why why)
+static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum kvt_copy_event event,
+                           enum kvt_policy_why why)
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     const uint32_t slot = block->device_slot;
@@ -164,7 +165,7 @@ void kvt_device_leave(struct kvt_core *core, uint32_t index)
     }
 }
 
-/* ---- Copies in host memory -------------------------------------------------------------------------------------------- */
+/* ---- Copies in host memory --------------------------------------------------------------------------------------- */
 
 bool kvt_host_reserve(struct kvt_core *core, uint32_t index, uint32_t bytes)
 {
@@ -177,7 +178,8 @@ bool kvt_host_reserve(struct kvt_core *core, uint32_t index, uint32_t bytes)
     return true;
 }
 
-static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kvt_copy_event event, enum kvt_policy_why why)
+static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kvt_copy_event event,
+                         enum kvt_policy_why why)
 {
     const uint32_t slot = block->host_slot;
     if (event == KVT_COPY_EVICT)
@@ -255,11 +257,12 @@ void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, 
     block->readers[tier]--;
     if (block->readers[tier] > 0) return;
     if (tier == KVT_TIER_DEVICE) core->events++; /* the engine may write the slot again */
-    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) leave_now(core, index, tier, has_failed);
+    if (tier == KVT_TIER_DEVICE && kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING))
+        leave_now(core, index, tier, has_failed);
     if (tier == KVT_TIER_HOST && kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) leave_now(core, index, tier, has_failed);
 }
 
-/* ---- Parking ------------------------------------------------------------------------------------------------------------- */
+/* ---- Parking ----------------------------------------------------------------------------------------------------- */
 
 static void unpark(struct kvt_core *core, struct kvt_parked *parked, bool is_device)
 {
@@ -291,7 +294,7 @@ void kvt_park(struct kvt_core *core, uint32_t index, bool is_device)
     else kvt_host_update_idle(core, index);
 }
 
-/* ---- Records on nvme --------------------------------------------------------------------------------------------------- */
+/* ---- Records on nvme --------------------------------------------------------------------------------------------- */
 
 static void nvme_hold(struct kvt_core *core, uint32_t index)
 {
@@ -327,7 +330,7 @@ void kvt_nvme_drop(struct kvt_core *core, uint32_t index, bool is_forgotten)
     core->nvme_blocks--;
 }
 
-/* ---- Holds and claims ---------------------------------------------------------------------------------------------------- */
+/* ---- Holds and claims -------------------------------------------------------------------------------------------- */
 
 void kvt_block_ref(struct kvt_core *core, uint32_t index)
 {
@@ -350,7 +353,8 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
         core->nvme_refusals = 0; /* it may take another one now */
         kvt_block_set(block, KVT_BLOCK_NVME_HELD, false);
     }
-    if (kvt_block_has(block, KVT_BLOCK_UNKEPT) && kvt_block_has(block, KVT_BLOCK_INDEXED)) kvt_block_unindex(core, index);
+    if (kvt_block_has(block, KVT_BLOCK_UNKEPT) && kvt_block_has(block, KVT_BLOCK_INDEXED))
+        kvt_block_unindex(core, index);
     else kvt_block_settle(core, index);
 }
 
@@ -369,7 +373,8 @@ static void drop_what_may_go(struct kvt_core *core, uint32_t index)
         kvt_device_drop(core, index, KVT_POLICY_DROPPED);
     if (kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0)
         kvt_host_drop(core, index, KVT_POLICY_DROPPED);
-    if (kvt_copy_is_resident(block, KVT_TIER_NVME) && block->readers[KVT_TIER_NVME] == 0) kvt_nvme_drop(core, index, true);
+    if (kvt_copy_is_resident(block, KVT_TIER_NVME) && block->readers[KVT_TIER_NVME] == 0)
+        kvt_nvme_drop(core, index, true);
 }
 
 void kvt_block_settle(struct kvt_core *core, uint32_t index)
@@ -379,8 +384,8 @@ void kvt_block_settle(struct kvt_core *core, uint32_t index)
     if (!kvt_block_has(block, KVT_BLOCK_INDEXED)) drop_what_may_go(core, index);
 
     const bool is_in_memory = kvt_copy_state(block, KVT_TIER_DEVICE) != KVT_COPY_EMPTY
-                           || kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY
-                           || kvt_copy_state(block, KVT_TIER_NVME) == KVT_COPY_FILLING || block->readers[KVT_TIER_NVME] > 0;
+        || kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY
+        || kvt_copy_state(block, KVT_TIER_NVME) == KVT_COPY_FILLING || block->readers[KVT_TIER_NVME] > 0;
     if (is_in_memory) return;
     /* What only the store knows needs no entry here: the next lookup asks the store. */
     if (kvt_copy_is_resident(block, KVT_TIER_NVME)) kvt_nvme_drop(core, index, false);
@@ -444,7 +449,8 @@ void kvt_write_back_push(struct kvt_core *core, uint32_t queue, uint32_t index)
     struct kvt_write_back *ring = &core->write_back[queue];
     struct kvt_block *block = kvt_core_block(core, index);
     if (ring->count == ring->capacity) return; /* evicting will stash it when the time comes */
-    ring->entries[(ring->head + ring->count) & (ring->capacity - 1)] =
-        (struct kvt_write_back_entry){ .block = index, .generation = block->generation };
+    ring->entries[(ring->head + ring->count) & (ring->capacity - 1)] = (struct kvt_write_back_entry){
+        .block = index, .generation = block->generation
+    };
     ring->count++;
 }

@@ -1,5 +1,6 @@
 /*
- * residency: claims, holds and copies of single blocks. The only place where they come and go, so that every counter that
+ * residency: claims, holds and copies of single blocks. The only place where they come and go, so that every counter
+ *            that
  * is derived from them (claimed, leaving, idle lists, used bytes) is right at every moment.
  *
  * Thread: under the runtime's lock.
@@ -9,7 +10,10 @@
 
 #include "runtime/core.h"
 
-/* A live sequence (or a copy in the making) holds the block. The first hold of a block also holds its record in the store. */
+/*
+ * A live sequence (or a copy in the making) holds the block. The first hold of a block also holds its record in the
+ * store.
+ */
 void kvt_block_ref(struct kvt_core *core, uint32_t index);
 /* The last one gone: a public block stays cached, a private one ends. */
 void kvt_block_unref(struct kvt_core *core, uint32_t index);
@@ -38,15 +42,18 @@ void kvt_host_failed(struct kvt_core *core, uint32_t index, bool is_quarantined)
 
 /* A copy was chosen and could not leave: it is not chosen again before core->changes grows. */
 void kvt_park(struct kvt_core *core, uint32_t index, bool is_device);
-/* Offers parked copies again when something has changed since. Each was parked by one look at it: the work is bounded by that. */
+/*
+ * Offers parked copies again when something has changed since. Each was parked by one look at it: the work is bounded
+ * by that.
+ */
 void kvt_unpark_changed(struct kvt_core *core, struct kvt_parked *parked, bool is_device);
 
 /* A copy was chosen to leave: it goes as soon as nobody reads it and it may. */
 void kvt_device_leave(struct kvt_core *core, uint32_t index);
 void kvt_host_leave(struct kvt_core *core, uint32_t index);
 /*
- * A reader is gone: what was waiting for that happens now. has_failed: it was a stash that cannot be had, so that a copy which
- * nobody holds goes without one.
+ * A reader is gone: what was waiting for that happens now. has_failed: it was a stash that cannot be had, so that a
+ * copy which nobody holds goes without one.
  */
 void kvt_copy_reader_gone(struct kvt_core *core, uint32_t index, uint32_t tier, bool has_failed);
 
@@ -63,7 +70,10 @@ void kvt_host_update_idle(struct kvt_core *core, uint32_t index);
 /* Asks the memory for the slot of the block's device copy. */
 void kvt_device_prefetch(const struct kvt_core *core, uint32_t index);
 
-/* Gives a block of a fresh slot to the engine: RESIDENT at once, claimed by one, held by one. KVT_NO_BLOCK: no slot, or no entry. */
+/*
+ * Gives a block of a fresh slot to the engine: RESIDENT at once, claimed by one, held by one. KVT_NO_BLOCK: no slot, or
+ * no entry.
+ */
 uint32_t kvt_block_fresh(struct kvt_core *core, uint32_t group);
 
 /* Ends the block when nothing holds it, reads it, or keeps it cached. */

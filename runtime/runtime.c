@@ -1,8 +1,8 @@
 /*
  * runtime: the composition root: opens the parts, holds the lock, serves the public calls.
  *
- * Each call takes the lock, lets the core decide, pumps it once, and tells waiters when something became ready. The pump thread
- * (pump.c) does the same when a tier completes something or a timer is due.
+ * Each call takes the lock, lets the core decide, pumps it once, and tells waiters when something became ready. The
+ * pump thread (pump.c) does the same when a tier completes something or a timer is due.
  */
 #include "runtime/runtime.h"
 
@@ -24,11 +24,11 @@
 #include "tiers/nvme_tier.h"
 #include "kvtier/store.h"
 
-#define COPY_STREAMS  2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
+#define COPY_STREAMS 2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
 #define ENGINE_STREAMS 8
 #define DRAIN_SLICE_NS (10u * 1000u * 1000u)
 
-/* ---- Fork ------------------------------------------------------------------------------------------------------------ */
+/* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
 static _Atomic uint32_t fork_count; /* shared: grows in every child */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -38,7 +38,7 @@ static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
 
 bool kvt_runtime_is_child(const struct kvt_runtime *runtime) { return atomic_load(&fork_count) != runtime->fork_count; }
 
-/* ---- The lock ---------------------------------------------------------------------------------------------------------- */
+/* ---- The lock ---------------------------------------------------------------------------------------------------- */
 
 void kvt_runtime_lock(struct kvt_runtime *runtime)
 {
@@ -76,7 +76,7 @@ void kvt_runtime_wake(void *user)
     (void)!write(runtime->wake_fd, &one, sizeof one);
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 struct kvt_config kvt_config_default(void)
 {
@@ -97,27 +97,41 @@ static enum kvt_status open_host(struct kvt_runtime *runtime, const struct kvt_o
 {
     if (options->config.host_bytes == 0) return KVT_OK;
     const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
-        .chunk_bytes = options->host_chunk_bytes, .is_pinning_wanted = true, .wake = { kvt_runtime_wake, runtime } };
+                                               .chunk_bytes = options->host_chunk_bytes,
+                                               .is_pinning_wanted = true,
+                                               .wake = { kvt_runtime_wake, runtime } };
     return kvt_host_tier_open(&host, &runtime->env, &runtime->host);
 }
 
-static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error, size_t error_bytes)
+static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_options *options, char *ret_error,
+                                  size_t error_bytes)
 {
     const struct kvt_config *config = &options->config;
     const struct kvt_wake wake = { kvt_runtime_wake, runtime };
     if (config->nvme_path) {
-        const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path, .capacity_bytes = config->nvme_bytes,
-            .link_bytes_per_s = config->link_nvme_bytes_per_s, .staging_bytes = options->staging_bytes,
-            .record_bytes_max = options->block_bytes_max, .bytes_per_day = config->nvme_bytes_per_day, .key = config->nvme_key, .side_bytes_max = kvt_tables_side_bytes(runtime->codec), .wake = wake,
-            .ret_error = ret_error, .error_bytes = (uint32_t)error_bytes };
+        const struct kvt_nvme_tier_config nvme = { .path = config->nvme_path,
+                                                   .capacity_bytes = config->nvme_bytes,
+                                                   .link_bytes_per_s = config->link_nvme_bytes_per_s,
+                                                   .staging_bytes = options->staging_bytes,
+                                                   .record_bytes_max = options->block_bytes_max,
+                                                   .bytes_per_day = config->nvme_bytes_per_day,
+                                                   .key = config->nvme_key,
+                                                   .side_bytes_max = kvt_tables_side_bytes(runtime->codec),
+                                                   .wake = wake,
+                                                   .ret_error = ret_error,
+                                                   .error_bytes = (uint32_t)error_bytes };
         const enum kvt_status status = kvt_nvme_tier_open(&nvme, &runtime->env, &runtime->nvme);
         if (status == KVT_INVAL) name_field(ret_error, error_bytes);
         KVT_TRY(status);
     }
     KVT_TRY(open_host(runtime, options));
-    struct kvt_device_tier_config device = { .shape = config->shape, .pool_count = options->core.pool_count,
-        .gpu = runtime->env.gpu, .codec = runtime->codec, .wake = wake,
-        .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s, .link_latency_ns = config->link_hbm_latency_ns } };
+    struct kvt_device_tier_config device = { .shape = config->shape,
+                                             .pool_count = options->core.pool_count,
+                                             .gpu = runtime->env.gpu,
+                                             .codec = runtime->codec,
+                                             .wake = wake,
+                                             .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s,
+                                                             .link_latency_ns = config->link_hbm_latency_ns } };
     memcpy(device.pool_of_group, options->core.pool_of_group, sizeof device.pool_of_group);
     memcpy(device.pool_slots, options->core.pool_slots, sizeof device.pool_slots);
     if (config->device == KVT_DEVICE_EMULATED) device.gpu = &kvt_gpu_emulated_ops;
@@ -125,8 +139,8 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
 }
 
 /* A caller's tiers instead of the real ones. */
-static enum kvt_status open_model(struct kvt_runtime *runtime, const struct kvt_runtime_parts *parts, struct kvt_options *options,
-                                  struct kvt_gpu **ret_gpu)
+static enum kvt_status open_model(struct kvt_runtime *runtime, const struct kvt_runtime_parts *parts,
+                                  struct kvt_options *options, struct kvt_gpu **ret_gpu)
 {
     runtime->is_modelled = true;
     options->core.is_packing = parts->is_packing;
@@ -144,7 +158,8 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     options->core.gpu = gpu;
     options->core.env = &runtime->env;
     /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env), runtime->env.seed };
+    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
+                                runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
     const enum kvt_status status = kvt_core_init(&runtime->core, &options->core);
@@ -180,7 +195,8 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
     return KVT_OK;
 }
 
-enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error, size_t error_bytes)
+enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime, char *ret_error,
+                         size_t error_bytes)
 {
     return kvt_runtime_open(config, NULL, ret_runtime, ret_error, error_bytes);
 }
@@ -277,16 +293,16 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     kvt_free(runtime);
 }
 
-/* ---- Sequences ------------------------------------------------------------------------------------------------------------ */
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
 /* Begins a call on one sequence: leaves the calling function when that is impossible. */
-#define BEGIN_SEQUENCE(runtime, seq, sequence)                                       \
-    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;                                      \
-    kvt_runtime_lock(runtime);                                                       \
-    struct kvt_sequence *sequence = kvt_sequence_of(&(runtime)->core, seq);          \
-    if (!sequence) {                                                                 \
-        kvt_runtime_unlock(runtime);                                                 \
-        return KVT_INVAL;                                                            \
+#define BEGIN_SEQUENCE(runtime, seq, sequence)                              \
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;                 \
+    kvt_runtime_lock(runtime);                                              \
+    struct kvt_sequence *sequence = kvt_sequence_of(&(runtime)->core, seq); \
+    if (!sequence) {                                                        \
+        kvt_runtime_unlock(runtime);                                        \
+        return KVT_INVAL;                                                   \
     }
 
 static enum kvt_status end_call(struct kvt_runtime *runtime, enum kvt_status status)
@@ -302,7 +318,8 @@ static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream str
     return gpu->ops->stream(gpu, stream ? stream : kvt_emulated_stream(runtime, 0), ret_number);
 }
 
-enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params, kvt_seq *ret_seq, uint64_t *ret_reused)
+enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params, kvt_seq *ret_seq,
+                               uint64_t *ret_reused)
 {
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
@@ -321,7 +338,8 @@ enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_
     return end_call(runtime, kvt_sequence_append(&runtime->core, sequence, n, ret_room));
 }
 
-enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens, uint64_t n, uint32_t flags, kvt_stream stream)
+enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens, uint64_t n,
+                               uint32_t flags, kvt_stream stream)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     uint32_t number = 0;
@@ -339,7 +357,8 @@ enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *
     return end_call(runtime, status);
 }
 
-enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens, const uint32_t *tail_tokens, uint64_t *ret_kept)
+enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens, const uint32_t *tail_tokens,
+                                 uint64_t *ret_kept)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     return end_call(runtime, kvt_sequence_truncate(&runtime->core, sequence, tokens, tail_tokens, ret_kept));
@@ -381,8 +400,8 @@ uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq)
     return tokens;
 }
 
-enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, uint32_t *ret_slots, uint64_t max,
-                              uint64_t *ret_first, uint64_t *ret_count)
+enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, uint32_t *ret_slots,
+                              uint64_t max, uint64_t *ret_first, uint64_t *ret_count)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     const struct kvt_core *core = &runtime->core;
@@ -400,8 +419,8 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     return end_call(runtime, KVT_OK);
 }
 
-enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, struct kvt_block_key *ret_keys, uint64_t max,
-                             uint64_t *ret_first, uint64_t *ret_count)
+enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, struct kvt_block_key *ret_keys,
+                             uint64_t max, uint64_t *ret_first, uint64_t *ret_count)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     const struct kvt_core *core = &runtime->core;
@@ -412,7 +431,8 @@ enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t 
         ret_keys[i] = (struct kvt_block_key){ 0, 0 };
         const uint32_t block = table->blocks[table->first + i];
         if (block == KVT_NO_BLOCK || !kvt_block_has(kvt_core_block(core, block), KVT_BLOCK_SEALED)) continue;
-        ret_keys[i] = (struct kvt_block_key){ kvt_core_block(core, block)->key.lo, kvt_core_block(core, block)->key.hi };
+        ret_keys[i] = (struct kvt_block_key){ kvt_core_block(core, block)->key.lo,
+                                              kvt_core_block(core, block)->key.hi };
     }
     *ret_first = table->first;
     *ret_count = count;
@@ -426,7 +446,7 @@ enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept)
     return end_call(runtime, kvt_core_reset(&runtime->core, ret_kept));
 }
 
-/* ---- Steps and waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- Steps and waiting ------------------------------------------------------------------------------------------- */
 
 void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
 {
@@ -436,7 +456,8 @@ void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t
     kvt_runtime_unlock(runtime);
 }
 
-enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n, kvt_stream stream, kvt_step *ret_step)
+enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n,
+                               kvt_stream stream, kvt_step *ret_step)
 {
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
@@ -455,7 +476,8 @@ enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)
 
 const char *kvt_stall_name(enum kvt_stall_cause cause)
 {
-    static const char *const names[KVT_STALL_COUNT] = { "late_hint", "no_slot", "nvme_queue", "nvme_link", "host_link", "codec", "other" };
+    static const char *const names[KVT_STALL_COUNT] = { "late_hint", "no_slot", "nvme_queue", "nvme_link",
+                                                        "host_link", "codec",   "other" };
     return cause < KVT_STALL_COUNT ? names[cause] : "?";
 }
 
@@ -506,7 +528,7 @@ bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns)
 
 int kvt_eventfd(struct kvt_runtime *runtime) { return runtime->event_fd; }
 
-/* ---- The device ---------------------------------------------------------------------------------------------------------------- */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
 const char *kvt_device_name(struct kvt_runtime *runtime) { return runtime->core.gpu->ops->name; }
 
@@ -550,7 +572,9 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
     KVT_TRY(stream_number(runtime, stream, &number));
     struct launch *launch = kvt_alloc(1, sizeof *launch);
     if (!launch) return KVT_NOMEM;
-    *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch }, .run = run, .user = user };
+    *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch },
+                               .run = run,
+                               .user = user };
     runtime->core.gpu->ops->submit(runtime->core.gpu, number, &launch->job);
     return KVT_OK;
 }
@@ -558,7 +582,8 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK) return;
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK)
+        return;
     struct kvt_gpu *gpu = runtime->core.gpu;
     gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
 }

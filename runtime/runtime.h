@@ -17,35 +17,36 @@ struct kvt_options;
 struct kvt_runtime {
     struct kvt_env env;
     pthread_mutex_t lock;
-    pthread_cond_t changed;     /* the core's events grew */
+    pthread_cond_t changed; /* the core's events grew */
     struct kvt_core core;
     struct kvt_tier *device, *nvme;
     struct kvt_host_tier *host;
     struct kvt_codec *codec;
-    struct kvt_tables tables;   /* the pump's thread, or the single one */
-    uint64_t overhead_bytes;    /* of the host budget, besides slots */
+    struct kvt_tables tables; /* the pump's thread, or the single one */
+    uint64_t overhead_bytes;  /* of the host budget, besides slots */
     bool is_core_open;
-    bool is_modelled;           /* the tiers are a caller's */
+    bool is_modelled; /* the tiers are a caller's */
 
-    uint64_t events_told;       /* core.events that waiters know of */
-    uint64_t events_waited;     /* core.events at the end of the last kvt_wait */
-    int wake_fd;                /* ends the pump's sleep; written by any thread */
-    int event_fd;               /* kvt_eventfd */
+    uint64_t events_told;   /* core.events that waiters know of */
+    uint64_t events_waited; /* core.events at the end of the last kvt_wait */
+    int wake_fd;            /* ends the pump's sleep; written by any thread */
+    int event_fd;           /* kvt_eventfd */
 
     pthread_t pump_thread;
     bool is_pump_running;
-    bool is_closing;            /* under lock */
-    uint64_t pump_timer_ns;     /* when the pump wakes by itself; under lock */
-    uint32_t fork_count;        /* of the process that opened it */
+    bool is_closing;        /* under lock */
+    uint64_t pump_timer_ns; /* when the pump wakes by itself; under lock */
+    uint32_t fork_count;    /* of the process that opened it */
 };
 
 /*
- * Opens a runtime on tiers of the caller's making: a simulator's. The options are resolved as ever; the runtime owns the
- * tiers from then on. is_packing: stashes are asked for in packed form, though there is no codec. parts is borrowed for the
- * call; NULL: what kvt_open() does.
+ * Opens a runtime on tiers of the caller's making: a simulator's. The options are resolved as ever; the runtime owns
+ * the tiers from then on. is_packing: stashes are asked for in packed form, though there is no codec. parts is borrowed
+ * for the call; NULL: what kvt_open() does.
  */
 struct kvt_runtime_parts {
-    enum kvt_status (*open_device)(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier, struct kvt_gpu **ret_gpu);
+    enum kvt_status (*open_device)(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier,
+                                   struct kvt_gpu **ret_gpu);
     enum kvt_status (*open_nvme)(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier);
     void *user;
     bool is_packing;

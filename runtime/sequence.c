@@ -13,7 +13,10 @@
 
 #define NO_STEP UINT32_MAX
 
-static bool is_state(const struct kvt_core *core, uint32_t group) { return core->groups[group].kind == KVT_GROUP_STATE; }
+static bool is_state(const struct kvt_core *core, uint32_t group)
+{
+    return core->groups[group].kind == KVT_GROUP_STATE;
+}
 
 static uint64_t blocks_for(const struct kvt_core *core, uint64_t tokens)
 {
@@ -22,7 +25,7 @@ static uint64_t blocks_for(const struct kvt_core *core, uint64_t tokens)
 
 static bool is_active(const struct kvt_sequence *sequence) { return sequence->mode == KVT_SEQUENCE_ACTIVE; }
 
-/* ---- Handles, lists, tables ------------------------------------------------------------------------------------------- */
+/* ---- Handles, lists, tables -------------------------------------------------------------------------------------- */
 
 struct kvt_sequence *kvt_sequence_of(struct kvt_core *core, kvt_seq seq)
 {
@@ -117,21 +120,25 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
 
     struct kvt_sequence_table tables[KVT_GROUPS_MAX];
     memcpy(tables, sequence->groups, sizeof tables);
-    *sequence = (struct kvt_sequence){ .generation = sequence->generation + 1, .step = NO_STEP, .tail_tokens = tail_tokens,
-                                       .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE, .lost_from = UINT64_MAX };
+    *sequence = (struct kvt_sequence){ .generation = sequence->generation + 1,
+                                       .step = NO_STEP,
+                                       .tail_tokens = tail_tokens,
+                                       .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE,
+                                       .lost_from = UINT64_MAX };
     for (uint32_t g = 0; g < core->group_count; g++)
-        sequence->groups[g] = (struct kvt_sequence_table){ .blocks = tables[g].blocks, .capacity = tables[g].capacity,
-                                                           .live = KVT_NO_BLOCK, .spare = KVT_NO_BLOCK };
+        sequence->groups[g] = (struct kvt_sequence_table){
+            .blocks = tables[g].blocks, .capacity = tables[g].capacity, .live = KVT_NO_BLOCK, .spare = KVT_NO_BLOCK
+        };
     core->sequence_count++;
     core->sequence_peak = kvt_max_u32(core->sequence_peak, core->sequence_count);
     return sequence;
 }
 
-/* ---- Claims of a whole sequence -------------------------------------------------------------------------------------- */
+/* ---- Claims of a whole sequence ---------------------------------------------------------------------------------- */
 
 /*
- * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for long:
- * each is asked for a few entries before its turn.
+ * Whoever lets entries go from the tail to the head touches a block each and then its slot, all of them untouched for
+ * long: each is asked for a few entries before its turn.
  */
 static void prefetch_below(const struct kvt_core *core, const struct kvt_sequence_table *table, uint32_t i)
 {
@@ -216,13 +223,14 @@ static bool retreat(struct kvt_core *core, struct kvt_sequence *sequence)
 }
 
 /*
- * Takes up to `count` claims back from the warming sequence that is needed last: from its end, and no more than asked, so that what it has
- * fetched already is not fetched again. False: none is warming.
+ * Takes up to `count` claims back from the warming sequence that is needed last: from its end, and no more than asked,
+ * so that what it has fetched already is not fetched again. False: none is warming.
  */
 static bool retreat_last(struct kvt_core *core, const struct kvt_sequence *besides, uint32_t count)
 {
     uint32_t last = core->expected.tail;
-    while (last != KVT_NO_SEQUENCE && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
+    while (last != KVT_NO_SEQUENCE
+           && (core->sequences[last].mode != KVT_SEQUENCE_WARMING || &core->sequences[last] == besides))
         last = core->sequences[last].previous;
     if (last == KVT_NO_SEQUENCE) return false;
     while (count-- > 0 && retreat(core, &core->sequences[last])) continue;
@@ -240,7 +248,8 @@ static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS
 }
 
 /* Adds to need[] the blocks that a fully active sequence would newly claim. */
-static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t need[KVT_GROUPS_MAX])
+static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequence *sequence,
+                            uint32_t need[KVT_GROUPS_MAX])
 {
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
@@ -264,7 +273,8 @@ static void claim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             continue;
         }
         for (uint32_t i = 0; i < table->count; i++) {
-            if (table->blocks[i] != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, i)) kvt_block_claim(core, table->blocks[i]);
+            if (table->blocks[i] != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, i))
+                kvt_block_claim(core, table->blocks[i]);
         }
         table->ready = 0;
     }
@@ -295,7 +305,7 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
     }
     claim_all(core, sequence);
     sequence->is_hint_late = sequence->list == KVT_LIST_EXPECTED
-                          && sequence->told_ns + kvt_planner_fetch_ns(core, sequence) > core->now_ns;
+        && sequence->told_ns + kvt_planner_fetch_ns(core, sequence) > core->now_ns;
     sequence->mode = KVT_SEQUENCE_ACTIVE;
     sequence->retries = 0;
     sequence->demand_ns = core->now_ns;
@@ -306,7 +316,7 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
     return KVT_OK;
 }
 
-/* ---- Cutting ------------------------------------------------------------------------------------------------------------ */
+/* ---- Cutting ----------------------------------------------------------------------------------------------------- */
 
 void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint64_t count)
 {
@@ -315,7 +325,9 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
         const uint32_t i = --table->count;
         prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
-        if (block != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
+        if (block != KVT_NO_BLOCK)
+            kvt_sequence_let_go(core, sequence, block,
+                                !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
     table->first = kvt_min_u32(table->first, table->count);
     table->ready = kvt_min_u32(table->ready, table->count);
@@ -358,7 +370,8 @@ static void mark_unkept(struct kvt_core *core, struct kvt_sequence *sequence)
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         for (uint64_t i = sequence->reused / core->block_tokens; i < table->count; i++) {
-            if (table->blocks[i] != KVT_NO_BLOCK) kvt_block_set(kvt_core_block(core, table->blocks[i]), KVT_BLOCK_UNKEPT, true);
+            if (table->blocks[i] != KVT_NO_BLOCK)
+                kvt_block_set(kvt_core_block(core, table->blocks[i]), KVT_BLOCK_UNKEPT, true);
         }
     }
 }
@@ -371,7 +384,8 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     give_spares_back(core, sequence);
     for (uint32_t g = 0; g < core->group_count; g++) {
         struct kvt_sequence_table *table = &sequence->groups[g];
-        if (table->live != KVT_NO_BLOCK) kvt_sequence_let_go(core, sequence, table->live, kvt_sequence_claims(sequence, g, 0));
+        if (table->live != KVT_NO_BLOCK)
+            kvt_sequence_let_go(core, sequence, table->live, kvt_sequence_claims(sequence, g, 0));
         table->live = KVT_NO_BLOCK;
         kvt_sequence_pop(core, sequence, g, 0);
     }
@@ -382,7 +396,7 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     core->events++;
 }
 
-/* ---- Append --------------------------------------------------------------------------------------------------------------- */
+/* ---- Append ------------------------------------------------------------------------------------------------------ */
 
 /* True when the tail must not be written where it is: it is sealed, or somebody else holds it too. */
 static bool is_tail_shared(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group)
@@ -399,11 +413,15 @@ static bool is_live_shared(const struct kvt_core *core, const struct kvt_sequenc
     return table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->refs > 1;
 }
 
-/* Slots for more tokens would need a copy of the tail or of the state first, which a step that runs on them cannot wait for. */
+/*
+ * Slots for more tokens would need a copy of the tail or of the state first, which a step that runs on them cannot wait
+ * for.
+ */
 static bool must_copy(const struct kvt_core *core, const struct kvt_sequence *sequence)
 {
     for (uint32_t g = 0; g < core->group_count; g++) {
-        const bool is_shared = is_state(core, g) ? is_live_shared(core, &sequence->groups[g]) : is_tail_shared(core, sequence, g);
+        const bool is_shared = is_state(core, g) ? is_live_shared(core, &sequence->groups[g])
+                                                 : is_tail_shared(core, sequence, g);
         if (is_shared) return true;
     }
     return false;
@@ -430,8 +448,8 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
 }
 
 /*
- * A shared block becomes a private copy of the tokens that are kept: a transfer that the planner starts. *entry is the sequence's
- * block; its hold becomes the copy's.
+ * A shared block becomes a private copy of the tokens that are kept: a transfer that the planner starts. *entry is the
+ * sequence's block; its hold becomes the copy's.
  */
 static enum kvt_status copy_shared(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i,
                                    uint32_t tokens, uint32_t *entry)
@@ -510,7 +528,8 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
     return has;
 }
 
-enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n, enum kvt_room *ret_room)
+enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n,
+                                    enum kvt_room *ret_room)
 {
     const bool is_stepping = sequence->step != NO_STEP;
     if (!is_active(sequence) || (is_stepping && must_copy(core, sequence))) return KVT_INVAL;
@@ -554,7 +573,7 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
     return KVT_OK;
 }
 
-/* ---- Fork -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
 uint32_t kvt_sequence_copy_of(struct kvt_core *core, uint32_t group, uint32_t origin, uint32_t tokens, bool is_claimed)
 {
@@ -569,7 +588,8 @@ uint32_t kvt_sequence_copy_of(struct kvt_core *core, uint32_t group, uint32_t or
     return copy;
 }
 
-static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence *child, uint32_t g)
+static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence *child,
+                                  uint32_t g)
 {
     const struct kvt_sequence_table *from = &parent->groups[g];
     struct kvt_sequence_table *to = &child->groups[g];
@@ -598,7 +618,8 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
-    for (uint32_t g = 0; g < core->group_count; g++) need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
+    for (uint32_t g = 0; g < core->group_count; g++)
+        need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
     if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return KVT_FULL;

@@ -1,13 +1,15 @@
 /*
  * sequence: a request: for each layer group an ordered table of blocks, and a length in tokens.
  *
- * A sequence holds every block in its tables (the block may move, not be lost) and, while it is active, claims for the device the
- * blocks that its next step needs: all of a full group, the window of a window group, the live state of a state group.
+ * A sequence holds every block in its tables (the block may move, not be lost) and, while it is active, claims for the
+ * device the blocks that its next step needs: all of a full group, the window of a window group, the live state of a
+ * state group.
  *
  *     FREE --create--> ACTIVE <--resume/idle--> IDLE --prefetch--> WARMING --resume--> ACTIVE
  *                                                IDLE <--revoke--- WARMING
  *
- * A warming sequence claims its blocks one by one as their fetches start; the planner may revoke that when active ones need room.
+ * A warming sequence claims its blocks one by one as their fetches start; the planner may revoke that when active ones
+ * need room.
  *
  * Thread:  under the runtime's lock.
  * Memory:  tables double as a sequence grows; at most one number a block and group.
@@ -27,44 +29,48 @@ enum kvt_sequence_mode { KVT_SEQUENCE_FREE, KVT_SEQUENCE_IDLE, KVT_SEQUENCE_WARM
 /* The blocks of one group. Entry i covers tokens [i * block_tokens, (i + 1) * block_tokens); KVT_NO_BLOCK: dropped. */
 struct kvt_sequence_table {
     uint32_t *blocks;
-    uint32_t count;      /* entries in use */
+    uint32_t count; /* entries in use */
     uint32_t capacity;
-    uint32_t first;      /* window groups: entries below it (but the sinks) are gone */
-    uint32_t ready;      /* entries below it are known to be on the device while the sequence is active */
-    uint32_t live;       /* state groups: the live state; KVT_NO_BLOCK before the first append */
-    uint32_t spare;      /* state groups: slot's block for the next snapshot */
+    uint32_t first; /* window groups: entries below it (but the sinks) are gone */
+    uint32_t ready; /* entries below it are known to be on the device while the sequence is active */
+    uint32_t live;  /* state groups: the live state; KVT_NO_BLOCK before the first append */
+    uint32_t spare; /* state groups: slot's block for the next snapshot */
 };
 
 /* A place in a sequence's blocks, groups one after the other. */
-struct kvt_sequence_cursor { uint32_t group, index; };
+struct kvt_sequence_cursor {
+    uint32_t group, index;
+};
 
-struct kvt_sequence_list { uint32_t head, tail; };
+struct kvt_sequence_list {
+    uint32_t head, tail;
+};
 
 struct kvt_sequence {
     uint32_t generation;
-    uint8_t mode;             /* enum kvt_sequence_mode */
-    bool is_unshared;         /* seals nothing under a public key any more (a reset came in between) */
-    uint8_t retries;          /* fetches begun again after a failure since it was last ready */
-    uint32_t step;            /* open step it is in; UINT32_MAX */
+    uint8_t mode;     /* enum kvt_sequence_mode */
+    bool is_unshared; /* seals nothing under a public key any more (a reset came in between) */
+    uint8_t retries;  /* fetches begun again after a failure since it was last ready */
+    uint32_t step;    /* open step it is in; UINT32_MAX */
     uint32_t step_next;
-    uint64_t tokens;          /* committed */
-    uint64_t reserved;        /* committed and reserved: slots are there for so many */
-    uint64_t reused;          /* tokens that create found */
+    uint64_t tokens;   /* committed */
+    uint64_t reserved; /* committed and reserved: slots are there for so many */
+    uint64_t reused;   /* tokens that create found */
     struct kvt_key_root root;
-    struct kvt_key chain;     /* key of the block before the tail */
-    uint64_t drop_tokens;     /* committed tokens at the last window drop; 0: none */
+    struct kvt_key chain;      /* key of the block before the tail */
+    uint64_t drop_tokens;      /* committed tokens at the last window drop; 0: none */
     struct kvt_key drop_chain; /* the chain that the drop left */
-    uint32_t *tail_tokens;    /* ids of the tokens % block_tokens committed tokens of the tail */
+    uint32_t *tail_tokens;     /* ids of the tokens % block_tokens committed tokens of the tail */
     struct kvt_sequence_table groups[KVT_GROUPS_MAX];
     struct kvt_sequence_cursor fetch; /* what is claimed and started lies before it */
-    kvt_mark last_mark;       /* end of the last step it was in */
-    uint64_t need_ns;         /* when it is expected to decode */
-    uint64_t told_ns;         /* when that was said */
-    uint64_t demand_ns;       /* when it asked for its blocks */
-    bool is_hint_late;        /* look-ahead came too late for the links to bring it in time */
-    uint32_t previous, next;  /* in core->demand or core->expected */
-    uint8_t list;             /* enum kvt_sequence_list_id */
-    uint64_t lost_from;       /* UINT64_MAX: nothing lost */
+    kvt_mark last_mark;               /* end of the last step it was in */
+    uint64_t need_ns;                 /* when it is expected to decode */
+    uint64_t told_ns;                 /* when that was said */
+    uint64_t demand_ns;               /* when it asked for its blocks */
+    bool is_hint_late;                /* look-ahead came too late for the links to bring it in time */
+    uint32_t previous, next;          /* in core->demand or core->expected */
+    uint8_t list;                     /* enum kvt_sequence_list_id */
+    uint64_t lost_from;               /* UINT64_MAX: nothing lost */
 };
 
 enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };
@@ -78,14 +84,16 @@ kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequen
 /* A fresh active or idle sequence without blocks. NULL: too many, or no memory. */
 struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle);
 
-enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n, enum kvt_room *ret_room);
+enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n,
+                                    enum kvt_room *ret_room);
 /* given_keys: the keys of the blocks that fill up, in order, instead of digests; NULL: computed. */
-enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *sequence, const uint32_t *tokens, uint64_t n,
-                                    uint32_t flags, uint32_t stream, const struct kvt_key *given_keys);
+enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *sequence, const uint32_t *tokens,
+                                    uint64_t n, uint32_t flags, uint32_t stream, const struct kvt_key *given_keys);
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_sequence **ret_fork);
 enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t tokens,
                                       const uint32_t *tail_tokens, uint64_t *ret_kept);
-enum kvt_status kvt_sequence_window(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t sinks, uint64_t window);
+enum kvt_status kvt_sequence_window(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t sinks,
+                                    uint64_t window);
 enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *sequence);
 enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *sequence, enum kvt_room *ret_room);
 void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, bool is_kept);
@@ -111,23 +119,31 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
 void kvt_sequence_drop_reserved(struct kvt_core *core, struct kvt_sequence *sequence);
 /* Lets go of one block: its claim, when the sequence has one, and its hold. */
 void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t index, bool is_claimed);
-/* True when the sequence claims the block at this place: an active one claims all, a warming one those before its cursor. */
+/*
+ * True when the sequence claims the block at this place: an active one claims all, a warming one those before its
+ * cursor.
+ */
 bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, uint32_t index);
-/* A private block of `group` that starts as a copy of `origin`, held and claimed once. KVT_NO_BLOCK: the table is full. */
+/*
+ * A private block of `group` that starts as a copy of `origin`, held and claimed once. KVT_NO_BLOCK: the table is full.
+ */
 uint32_t kvt_sequence_copy_of(struct kvt_core *core, uint32_t group, uint32_t origin, uint32_t tokens, bool is_claimed);
 
 /* ---- sequence_cut.c: truncate, window ---- */
 
 /* ---- lookup.c ---- */
-enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_params *params, struct kvt_sequence **ret_sequence);
+enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_params *params,
+                                    struct kvt_sequence **ret_sequence);
 
 /* ---- step.c ---- */
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
-enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream, kvt_step *ret_step);
+enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
+                                    kvt_step *ret_step);
 enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step step);
 /*
- * Before a sequence that is in a step reserves more, what step_begin does for those that reserved before it: the copies that will be
- * out of date go, and the stream is ordered after whatever used the slots. False: something still reads; ask again.
+ * Before a sequence that is in a step reserves more, what step_begin does for those that reserved before it: the copies
+ * that will be out of date go, and the stream is ordered after whatever used the slots. False: something still reads;
+ * ask again.
  */
 bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence);
 enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *sequence);

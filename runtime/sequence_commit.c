@@ -10,7 +10,10 @@
 
 #define NO_STEP UINT32_MAX
 
-static bool is_state(const struct kvt_core *core, uint32_t group) { return core->groups[group].kind == KVT_GROUP_STATE; }
+static bool is_state(const struct kvt_core *core, uint32_t group)
+{
+    return core->groups[group].kind == KVT_GROUP_STATE;
+}
 
 static uint64_t blocks_for(const struct kvt_core *core, uint64_t tokens)
 {
@@ -53,8 +56,12 @@ static void order_after(struct kvt_core *core, const struct kvt_sequence *sequen
     core->gpu->ops->wait(core->gpu, kvt_mark_stream(sequence->last_mark), written);
 }
 
-/* Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its place. */
-static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i, struct kvt_key key)
+/*
+ * Entry i of a group is full: it becomes immutable and gets its name; an equal block that is known already takes its
+ * place.
+ */
+static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t i,
+                       struct kvt_key key)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
     const uint32_t own = table->blocks[i];
@@ -77,7 +84,8 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
         table->blocks[i] = other;
         to_limbo(core, sequence, own);
         order_after(core, sequence, held);
-    } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0 && block->users == 1) {
+    } else if (state == KVT_COPY_EMPTY && held->users == 0 && block->readers[KVT_TIER_DEVICE] == 0
+               && block->users == 1) {
         kvt_block_ref(core, other);
         hand_slot_over(core, own, other);
         table->blocks[i] = other;
@@ -87,11 +95,15 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
 }
 
 /*
- * Full blocks that have their keys and wait to be sealed, first in, first out. Each seal reads a random line of the index: it
- * comes while the keys of the next blocks are computed. All are sealed before anybody else can see the sequence.
+ * Full blocks that have their keys and wait to be sealed, first in, first out. Each seal reads a random line of the
+ * index: it comes while the keys of the next blocks are computed. All are sealed before anybody else can see the
+ * sequence.
  */
 enum { SEALS_AHEAD = 16 };
-struct full_blocks { struct kvt_key keys[SEALS_AHEAD]; uint32_t first, end; /* their entries */ };
+struct full_blocks {
+    struct kvt_key keys[SEALS_AHEAD];
+    uint32_t first, end; /* their entries */
+};
 
 static void seal_first(struct kvt_core *core, struct kvt_sequence *sequence, struct full_blocks *full)
 {
@@ -112,8 +124,8 @@ static void add_full(struct kvt_core *core, struct kvt_sequence *sequence, struc
 }
 
 /*
- * Keeps the live state at the end of the committed tokens: a copy in the stream's order, since the same step may go on and write
- * the state again. When none can start now there is no snapshot: a miss later.
+ * Keeps the live state at the end of the committed tokens: a copy in the stream's order, since the same step may go on
+ * and write the state again. When none can start now there is no snapshot: a miss later.
  */
 static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t stream)
 {
@@ -148,8 +160,8 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     kvt_block_unclaim(core, snapshot, 0);
 }
 
-enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *sequence, const uint32_t *tokens, uint64_t n,
-                                    uint32_t flags, uint32_t stream, const struct kvt_key *given_keys)
+enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *sequence, const uint32_t *tokens,
+                                    uint64_t n, uint32_t flags, uint32_t stream, const struct kvt_key *given_keys)
 {
     const uint32_t block_tokens = core->block_tokens;
     if (sequence->step == NO_STEP || n > sequence->reserved - sequence->tokens) return KVT_INVAL;
@@ -173,7 +185,8 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
             kvt_slot_mark(core, block, mark);
         }
         if (position + count == block_tokens) {
-            const struct kvt_key key = given_keys ? *given_keys++
+            const struct kvt_key key = given_keys
+                ? *given_keys++
                 : kvt_key_chain(&sequence->root, sequence->chain, sequence->tail_tokens, block_tokens);
             add_full(core, sequence, &full, key);
         }

@@ -23,7 +23,8 @@ static uint32_t window_first(const struct kvt_core *core, uint32_t group, uint64
 }
 
 /* The key of the block at entry i, taken from any group that still has it. */
-static bool key_at(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t i, struct kvt_key *ret_key)
+static bool key_at(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t i,
+                   struct kvt_key *ret_key)
 {
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
@@ -37,7 +38,8 @@ static bool key_at(const struct kvt_core *core, const struct kvt_sequence *seque
 }
 
 /* The chain after so many whole blocks. False: it cannot be told any more. */
-static bool chain_at(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t blocks, struct kvt_key *ret_chain)
+static bool chain_at(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t blocks,
+                     struct kvt_key *ret_chain)
 {
     if (blocks == 0) {
         *ret_chain = (struct kvt_key){ 0, 0 };
@@ -50,9 +52,10 @@ static bool chain_at(const struct kvt_core *core, const struct kvt_sequence *seq
     return key_at(core, sequence, blocks - 1, ret_chain);
 }
 
-/* ---- What can still be served ----------------------------------------------------------------------------------------- */
+/* ---- What can still be served ------------------------------------------------------------------------------------ */
 
-static uint64_t limit_full(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
+static uint64_t limit_full(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group,
+                           uint64_t tokens)
 {
     if (tokens >= sequence->drop_tokens) return tokens; /* holes below a drop are meant */
     const struct kvt_sequence_table *table = &sequence->groups[group];
@@ -75,14 +78,16 @@ static bool is_window_there(struct kvt_core *core, const struct kvt_sequence *se
     return true;
 }
 
-static uint64_t limit_window(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
+static uint64_t limit_window(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group,
+                             uint64_t tokens)
 {
     while (tokens > 0 && !is_window_there(core, sequence, group, tokens))
         tokens = (tokens - 1) / core->block_tokens * core->block_tokens;
     return tokens;
 }
 
-static uint64_t limit_state(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
+static uint64_t limit_state(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group,
+                            uint64_t tokens)
 {
     const struct kvt_sequence_table *table = &sequence->groups[group];
     const bool is_live_there = table->live != KVT_NO_BLOCK && sequence->lost_from == UINT64_MAX;
@@ -116,9 +121,12 @@ static uint64_t servable(struct kvt_core *core, const struct kvt_sequence *seque
     }
 }
 
-/* ---- Cutting ------------------------------------------------------------------------------------------------------------- */
+/* ---- Cutting ----------------------------------------------------------------------------------------------------- */
 
-/* Holds again the blocks of the window that had been let go; the sequence is idle then. False: one is gone in the meantime; nothing is lost by that. */
+/*
+ * Holds again the blocks of the window that had been let go; the sequence is idle then. False: one is gone in the
+ * meantime; nothing is lost by that.
+ */
 static bool refill_window(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint64_t tokens)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
@@ -166,7 +174,8 @@ static bool cut_group(struct kvt_core *core, struct kvt_sequence *sequence, uint
     const uint32_t tail = (uint32_t)(tokens / core->block_tokens);
     if (tail >= table->count || tokens % core->block_tokens == 0) return true;
     struct kvt_block *block = kvt_core_block(core, table->blocks[tail]);
-    if (!kvt_block_has(block, KVT_BLOCK_SEALED) && block->refs == 1) block->tokens = (uint16_t)(tokens % core->block_tokens);
+    if (!kvt_block_has(block, KVT_BLOCK_SEALED) && block->refs == 1)
+        block->tokens = (uint16_t)(tokens % core->block_tokens);
     return true;
 }
 
@@ -228,7 +237,8 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     return KVT_OK;
 }
 
-enum kvt_status kvt_sequence_window(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t sinks, uint64_t window)
+enum kvt_status kvt_sequence_window(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t sinks,
+                                    uint64_t window)
 {
     if (sequence->step != NO_STEP) return KVT_INVAL;
     if (sinks >= sequence->tokens || window >= sequence->tokens - sinks) return KVT_OK;

@@ -43,8 +43,9 @@ static void model_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats
     ret_stats->store_raw_bytes = runtime->core.counters.store_raw_bytes;
     ret_stats->store_stored_bytes = runtime->core.counters.bytes_in[KVT_TIER_NVME];
     ret_stats->store_written_bytes = counters.bytes_in;
-    ret_stats->store_write_amplification = 
-        ret_stats->store_stored_bytes ? (double)counters.bytes_in / (double)ret_stats->store_stored_bytes : 0;
+    ret_stats->store_write_amplification = ret_stats->store_stored_bytes
+        ? (double)counters.bytes_in / (double)ret_stats->store_stored_bytes
+        : 0;
 }
 
 static void store_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
@@ -70,7 +71,9 @@ static void store_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats
     ret_stats->store_records = store.records;
     ret_stats->store_written_bytes = store.written_bytes;
     ret_stats->store_day_bytes = store.day_bytes;
-    ret_stats->store_write_amplification = store.put_stored_bytes ? (double)store.written_bytes / (double)store.put_stored_bytes : 0;
+    ret_stats->store_write_amplification = store.put_stored_bytes
+        ? (double)store.written_bytes / (double)store.put_stored_bytes
+        : 0;
 }
 
 /* Tokens of live sequences on the device: what their slots hold, and what is committed in them. */

@@ -7,12 +7,15 @@
 #include "runtime/planner.h"
 #include "runtime/residency.h"
 
-#define NO_STEP     UINT32_MAX
+#define NO_STEP UINT32_MAX
 #define RETRIES_MAX 2
 
-static bool is_state(const struct kvt_core *core, uint32_t group) { return core->groups[group].kind == KVT_GROUP_STATE; }
+static bool is_state(const struct kvt_core *core, uint32_t group)
+{
+    return core->groups[group].kind == KVT_GROUP_STATE;
+}
 
-/* ---- Look-ahead --------------------------------------------------------------------------------------------------------- */
+/* ---- Look-ahead -------------------------------------------------------------------------------------------------- */
 
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
 {
@@ -21,13 +24,14 @@ void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t 
         struct kvt_sequence *sequence = kvt_sequence_of(core, seqs[i]);
         if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE) continue;
         if (sequence->list != KVT_LIST_EXPECTED) sequence->told_ns = core->now_ns;
-        const uint64_t ahead_ns = steps[i] < UINT64_MAX / 2 / (core->step_ns + 1) ? steps[i] * core->step_ns : UINT64_MAX / 2;
+        const uint64_t ahead_ns = steps[i] < UINT64_MAX / 2 / (core->step_ns + 1) ? steps[i] * core->step_ns
+                                                                                  : UINT64_MAX / 2;
         sequence->need_ns = core->now_ns + ahead_ns;
         kvt_sequence_list_append(core, sequence, KVT_LIST_EXPECTED);
     }
 }
 
-/* ---- Ready ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Ready ------------------------------------------------------------------------------------------------------- */
 
 /* True when the planner has not come to this place of the sequence yet. */
 static bool is_still_to_start(const struct kvt_sequence *sequence, uint32_t group, uint32_t index)
@@ -36,21 +40,26 @@ static bool is_still_to_start(const struct kvt_sequence *sequence, uint32_t grou
         && (sequence->fetch.group < group || (sequence->fetch.group == group && sequence->fetch.index <= index));
 }
 
-static uint64_t lost_position(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t index)
+static uint64_t lost_position(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group,
+                              uint32_t index)
 {
     if (!is_state(core, group)) return (uint64_t)index * core->block_tokens;
     const struct kvt_sequence_table *table = &sequence->groups[group];
     uint32_t i = table->count;
-    while (i > 0 && (table->blocks[i - 1] == KVT_NO_BLOCK || !kvt_block_has_copies(kvt_core_block(core, table->blocks[i - 1])))) i--;
+    while (
+        i > 0
+        && (table->blocks[i - 1] == KVT_NO_BLOCK || !kvt_block_has_copies(kvt_core_block(core, table->blocks[i - 1]))))
+        i--;
     return (uint64_t)i * core->block_tokens;
 }
 
 /* A block that should be on the device is not, and nothing brings it: once more, or it is lost. */
-static enum kvt_ready absent(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t index, uint32_t block_index)
+static enum kvt_ready absent(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t index,
+                             uint32_t block_index)
 {
     const struct kvt_block *block = kvt_core_block(core, block_index);
     const bool has_source = kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY
-                         || kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin != KVT_NO_BLOCK;
+        || kvt_copy_is_resident(block, KVT_TIER_NVME) || block->origin != KVT_NO_BLOCK;
     if (has_source && sequence->retries < RETRIES_MAX) {
         sequence->retries++;
         kvt_sequence_rewind(core, sequence, group, index);
@@ -61,7 +70,8 @@ static enum kvt_ready absent(struct kvt_core *core, struct kvt_sequence *sequenc
     return KVT_LOST;
 }
 
-static enum kvt_ready check_block(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t index, uint32_t block_index)
+static enum kvt_ready check_block(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group, uint32_t index,
+                                  uint32_t block_index)
 {
     switch (kvt_copy_state(kvt_core_block(core, block_index), KVT_TIER_DEVICE)) {
     case KVT_COPY_RESIDENT: return KVT_READY;
@@ -78,7 +88,8 @@ static enum kvt_ready check_block(struct kvt_core *core, struct kvt_sequence *se
 static enum kvt_ready check_table(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t group)
 {
     struct kvt_sequence_table *table = &sequence->groups[group];
-    const uint32_t sinks = (uint32_t)((core->groups[group].sink_tokens + (uint64_t)core->block_tokens - 1) / core->block_tokens);
+    const uint32_t sinks = (uint32_t)((core->groups[group].sink_tokens + (uint64_t)core->block_tokens - 1)
+                                      / core->block_tokens);
     while (table->ready < table->count) {
         if (table->ready >= sinks && table->ready < table->first) {
             table->ready = table->first;
@@ -95,8 +106,8 @@ static enum kvt_ready check_table(struct kvt_core *core, struct kvt_sequence *se
 }
 
 /*
- * A block that the step will write: nobody may still be reading it, and its lower copies, which will be out of date, go.
- * Sealed and shared ones were replaced by a copy when the slots were reserved (invariant 8).
+ * A block that the step will write: nobody may still be reading it, and its lower copies, which will be out of date,
+ * go. Sealed and shared ones were replaced by a copy when the slots were reserved (invariant 8).
  */
 static enum kvt_ready make_writable(struct kvt_core *core, uint32_t index)
 {
@@ -134,7 +145,8 @@ static enum kvt_ready check_ready(struct kvt_core *core, struct kvt_sequence *se
 {
     if (sequence->lost_from != UINT64_MAX) return KVT_LOST;
     const bool is_started = sequence->list == KVT_LIST_DEMAND || sequence->fetch.group == core->group_count;
-    if (core->config.prefetch == KVT_PREFETCH_OFF && !is_started) kvt_sequence_list_append(core, sequence, KVT_LIST_DEMAND);
+    if (core->config.prefetch == KVT_PREFETCH_OFF && !is_started)
+        kvt_sequence_list_append(core, sequence, KVT_LIST_DEMAND);
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         enum kvt_ready ready = KVT_READY;
@@ -147,7 +159,7 @@ static enum kvt_ready check_ready(struct kvt_core *core, struct kvt_sequence *se
     return ready;
 }
 
-/* ---- Steps ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 static struct kvt_step_state *step_of(struct kvt_core *core, kvt_step step)
 {
@@ -162,8 +174,11 @@ static struct kvt_step_state *open_step(struct kvt_core *core, uint32_t stream)
     for (uint32_t i = 0; i < KVT_STEPS_MAX; i++) {
         struct kvt_step_state *state = &core->steps[i];
         if (state->is_open) continue;
-        *state = (struct kvt_step_state){ .generation = state->generation + 1, .is_open = true, .stream = stream,
-                                          .first_sequence = KVT_NO_SEQUENCE, .limbo = KVT_NO_BLOCK };
+        *state = (struct kvt_step_state){ .generation = state->generation + 1,
+                                          .is_open = true,
+                                          .stream = stream,
+                                          .first_sequence = KVT_NO_SEQUENCE,
+                                          .limbo = KVT_NO_BLOCK };
         return state;
     }
     return NULL;
@@ -191,11 +206,13 @@ static void measure_step(struct kvt_core *core)
 {
     const uint64_t gap_ns = core->now_ns - core->last_step_ns;
     /* A pause between requests is no step. */
-    if (core->last_step_ns != 0 && gap_ns < 8 * core->step_ns + 1000000u) core->step_ns = (core->step_ns * 7 + gap_ns) / 8;
+    if (core->last_step_ns != 0 && gap_ns < 8 * core->step_ns + 1000000u)
+        core->step_ns = (core->step_ns * 7 + gap_ns) / 8;
     core->last_step_ns = core->now_ns;
 }
 
-enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream, kvt_step *ret_step)
+enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
+                                    kvt_step *ret_step)
 {
     for (uint32_t i = 0; i < n; i++) {
         const struct kvt_sequence *sequence = kvt_sequence_of(core, entries[i].seq);
@@ -206,7 +223,8 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
     const uint32_t step_index = (uint32_t)(step - core->steps);
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, entries[i].seq);
-        entries[i].ready = sequence->step == NO_STEP ? check_ready(core, sequence) : KVT_NOT_READY; /* named twice: once */
+        /* named twice: once */
+        entries[i].ready = sequence->step == NO_STEP ? check_ready(core, sequence) : KVT_NOT_READY;
         entries[i].lost_from = sequence->lost_from;
         if (entries[i].ready != KVT_READY) continue;
         sequence->step = step_index;
@@ -246,15 +264,17 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     return KVT_OK;
 }
 
-/* ---- Stalls -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Stalls ------------------------------------------------------------------------------------------------------ */
 
 /* The transfer that fills the block's device copy, among the oldest in flight. */
 static const struct kvt_transfer *transfer_to(const struct kvt_core *core, uint32_t block)
 {
     uint32_t seen = 0;
-    for (uint32_t t = core->transfers.oldest; t != KVT_NO_TRANSFER && seen < 256; t = core->transfers.items[t].next, seen++) {
+    for (uint32_t t = core->transfers.oldest; t != KVT_NO_TRANSFER && seen < 256;
+         t = core->transfers.items[t].next, seen++) {
         const struct kvt_transfer *transfer = &core->transfers.items[t];
-        if (transfer->target == block && transfer->leg != KVT_LEG_DEVICE_TO_HOST && transfer->leg != KVT_LEG_HOST_TO_NVME)
+        if (transfer->target == block && transfer->leg != KVT_LEG_DEVICE_TO_HOST
+            && transfer->leg != KVT_LEG_HOST_TO_NVME)
             return transfer;
     }
     return NULL;
@@ -268,7 +288,8 @@ static enum kvt_stall_cause stall_of_block(struct kvt_core *core, const struct k
                                   : kvt_copy_state(block, KVT_TIER_HOST) == KVT_COPY_EMPTY;
     if (!transfer && kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY) {
         if (kvt_core_pool(core, block)->free_count == 0) return KVT_STALL_NO_SLOT;
-        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, kvt_flow_fetch_bytes(core, index))) return KVT_STALL_NO_SLOT;
+        if (is_nvme && core->has_host && !kvt_host_pool_has_room(&core->host, kvt_flow_fetch_bytes(core, index)))
+            return KVT_STALL_NO_SLOT;
     }
     if (sequence->is_hint_late) return KVT_STALL_LATE_HINT;
     if (is_nvme) return transfer && transfer->op.is_in_flight ? KVT_STALL_NVME_LINK : KVT_STALL_NVME_QUEUE;

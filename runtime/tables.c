@@ -14,18 +14,22 @@ uint64_t kvt_tables_side_bytes(const struct kvt_codec *codec) { return codec ? k
 static void load(struct kvt_tables *tables)
 {
     size_t size;
-    const enum kvt_status loaded = kvt_nvme_tier_side_load(tables->nvme, tables->name, tables->bytes, tables->bytes_max, &size);
+    const enum kvt_status loaded = kvt_nvme_tier_side_load(tables->nvme, tables->name, tables->bytes, tables->bytes_max,
+                                                           &size);
     if (loaded == KVT_NOTFOUND) return;
-    const enum kvt_status status = loaded == KVT_OK ? kvt_codec_tables_import(tables->codec, tables->bytes, size) : loaded;
+    const enum kvt_status status = loaded == KVT_OK ? kvt_codec_tables_import(tables->codec, tables->bytes, size)
+                                                    : loaded;
     tables->saved = kvt_codec_tables_count(tables->codec);
     if (status == KVT_OK) return;
-    kvt_log(tables->env, KVT_LOG_WARN, "the codec's tables cannot be used (%s): blocks that need them are misses, new ones are learned",
+    kvt_log(tables->env, KVT_LOG_WARN,
+            "the codec's tables cannot be used (%s): blocks that need them are misses, new ones are learned",
             kvt_status_text(status));
     kvt_nvme_tier_side_remove(tables->nvme, tables->name);
 }
 
-enum kvt_status kvt_tables_open(struct kvt_tables *tables, struct kvt_codec *codec, struct kvt_tier *nvme, const struct kvt_env *env,
-                                const struct kvt_key *spaces, uint32_t space_count, bool is_off)
+enum kvt_status kvt_tables_open(struct kvt_tables *tables, struct kvt_codec *codec, struct kvt_tier *nvme,
+                                const struct kvt_env *env, const struct kvt_key *spaces, uint32_t space_count,
+                                bool is_off)
 {
     *tables = (struct kvt_tables){ .codec = codec, .nvme = nvme, .env = env };
     if (!codec) return KVT_OK;

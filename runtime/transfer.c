@@ -5,8 +5,9 @@
 
 enum kvt_status kvt_transfers_init(struct kvt_transfers *transfers, uint32_t capacity)
 {
-    *transfers = (struct kvt_transfers){ .capacity = capacity, .free_head = 0, .oldest = KVT_NO_TRANSFER,
-                                         .newest = KVT_NO_TRANSFER };
+    *transfers = (struct kvt_transfers){
+        .capacity = capacity, .free_head = 0, .oldest = KVT_NO_TRANSFER, .newest = KVT_NO_TRANSFER
+    };
     transfers->items = kvt_table_map((size_t)capacity * sizeof *transfers->items);
     if (!transfers->items) return KVT_NOMEM;
     for (uint32_t i = 0; i < capacity; i++) transfers->items[i].next = i + 1 < capacity ? i + 1 : KVT_NO_TRANSFER;
@@ -30,9 +31,13 @@ struct kvt_transfer *kvt_transfers_begin(struct kvt_transfers *transfers, uint64
     if (index == KVT_NO_TRANSFER) return NULL;
     struct kvt_transfer *transfer = &transfers->items[index];
     transfers->free_head = transfer->next;
-    *transfer = (struct kvt_transfer){ .source = KVT_NO_BLOCK, .target = KVT_NO_BLOCK, .device_slot = KVT_NO_SLOT,
-                                       .host_slot = KVT_NO_SLOT, .deadline_ns = deadline_ns,
-                                       .previous = transfers->newest, .next = KVT_NO_TRANSFER,
+    *transfer = (struct kvt_transfer){ .source = KVT_NO_BLOCK,
+                                       .target = KVT_NO_BLOCK,
+                                       .device_slot = KVT_NO_SLOT,
+                                       .host_slot = KVT_NO_SLOT,
+                                       .deadline_ns = deadline_ns,
+                                       .previous = transfers->newest,
+                                       .next = KVT_NO_TRANSFER,
                                        .queue_next = KVT_NO_TRANSFER };
     if (transfers->newest != KVT_NO_TRANSFER) transfers->items[transfers->newest].next = index;
     else transfers->oldest = index;
@@ -71,7 +76,8 @@ void kvt_transfers_end(struct kvt_transfers *transfers, struct kvt_transfer *tra
 
 uint32_t kvt_leg_tier(enum kvt_leg leg)
 {
-    return leg == KVT_LEG_HOST_TO_NVME || leg == KVT_LEG_NVME_TO_HOST ? (uint32_t)KVT_TIER_NVME : (uint32_t)KVT_TIER_DEVICE;
+    return leg == KVT_LEG_HOST_TO_NVME || leg == KVT_LEG_NVME_TO_HOST ? (uint32_t)KVT_TIER_NVME
+                                                                      : (uint32_t)KVT_TIER_DEVICE;
 }
 
 void kvt_transfers_wait(struct kvt_transfers *transfers, uint32_t tier, struct kvt_transfer *transfer)

@@ -5,7 +5,7 @@
 #include "runtime/residency.h"
 
 struct recount {
-    uint32_t *refs, *users;      /* of each block, from the sequences, origins, steps and abandoned transfers */
+    uint32_t *refs, *users;       /* of each block, from the sequences, origins, steps and abandoned transfers */
     uint32_t *readers[KVT_TIERS]; /* of each block, from the transfers */
 };
 
@@ -33,8 +33,8 @@ static void count_sequence(const struct kvt_core *core, const struct kvt_sequenc
 static void count_transfer(const struct kvt_transfer *transfer, struct recount *recount)
 {
     static const uint32_t read_tier[] = {
-        [KVT_LEG_DEVICE_TO_HOST] = KVT_TIER_DEVICE, [KVT_LEG_HOST_TO_NVME] = KVT_TIER_HOST,
-        [KVT_LEG_NVME_TO_HOST] = KVT_TIER_NVME, [KVT_LEG_HOST_TO_DEVICE] = KVT_TIER_HOST,
+        [KVT_LEG_DEVICE_TO_HOST] = KVT_TIER_DEVICE,   [KVT_LEG_HOST_TO_NVME] = KVT_TIER_HOST,
+        [KVT_LEG_NVME_TO_HOST] = KVT_TIER_NVME,       [KVT_LEG_HOST_TO_DEVICE] = KVT_TIER_HOST,
         [KVT_LEG_DEVICE_TO_DEVICE] = KVT_TIER_DEVICE,
     };
     if (transfer->is_abandoned) {
@@ -101,12 +101,13 @@ static void check_block(const struct kvt_core *core, uint32_t index, const struc
         KVT_ASSERT(kvt_prefix_find(&core->prefix, block->group, block->key) == index);
     }
     const bool is_device_idle = kvt_copy_is_resident(block, KVT_TIER_DEVICE) && block->users == 0
-                             && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
+        && !kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING) && !kvt_block_has(block, KVT_BLOCK_DEVICE_PARKED);
     KVT_ASSERT(is_device_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE));
-    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
-                           && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
+    const bool is_host_idle = kvt_copy_is_resident(block, KVT_TIER_HOST)
+        && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING) && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     KVT_ASSERT(is_host_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE));
-    KVT_ASSERT(KVT_IMPLIES(kvt_block_has(block, KVT_BLOCK_NVME_HELD), kvt_copy_is_resident(block, KVT_TIER_NVME) && block->refs > 0));
+    KVT_ASSERT(KVT_IMPLIES(kvt_block_has(block, KVT_BLOCK_NVME_HELD),
+                           kvt_copy_is_resident(block, KVT_TIER_NVME) && block->refs > 0));
     /* A block that nothing holds, keeps or moves has no entry. */
     KVT_ASSERT(block->refs > 0 || kvt_block_has_copies(block) || block->readers[KVT_TIER_NVME] > 0);
 }
@@ -148,7 +149,8 @@ static void check_host(const struct kvt_core *core)
         const struct kvt_block *block = kvt_core_block(core, b);
         copies += block->host_slot != KVT_NO_SLOT;
         leaving += kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
-        if (kvt_copy_is_resident(block, KVT_TIER_HOST)) raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
+        if (kvt_copy_is_resident(block, KVT_TIER_HOST))
+            raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
         if (block->host_slot != KVT_NO_SLOT) used_bytes += kvt_host_pool_slot_bytes(host, block->host_slot);
     }
     KVT_ASSERT(copies + host->quarantined == host->used_slots);

@@ -1,8 +1,8 @@
 /*
  * A base is the mean exponent of its channel, zeros left out: one number for where the channel's values lie, which a
  * few outliers do not move. It is rounded up from a fifth on: exponents reach farther down than up, so that their peak
- * lies above the mean, and channels agree better when the peaks do (0.2 to 0.6 % on two models; anything from 0.7 to 0.9
- * does as well). A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
+ * lies above the mean, and channels agree better when the peaks do (0.2 to 0.6 % on two models; anything from 0.7 to
+ * 0.9 does as well). A channel of zeros gets the base 0, and its exponents stay the commonest symbol.
  */
 #include "tiers/base_tables.h"
 
@@ -24,11 +24,9 @@ static size_t row_count(const struct kvt_base_tables *tables) { return (size_t)t
 void kvt_base_tables_init(struct kvt_base_tables *tables, enum kvt_dtype dtype, uint32_t layers, uint32_t plane_count,
                           uint32_t channels)
 {
-    *tables = (struct kvt_base_tables){ .dtype = dtype,
-                                        .layers = layers,
-                                        .plane_count = plane_count,
-                                        .channels = channels,
-                                        .is_busy = ATOMIC_FLAG_INIT };
+    *tables = (struct kvt_base_tables){
+        .dtype = dtype, .layers = layers, .plane_count = plane_count, .channels = channels, .is_busy = ATOMIC_FLAG_INIT
+    };
 }
 
 static void stop_learning(struct kvt_base_tables *tables)

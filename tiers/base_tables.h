@@ -38,11 +38,12 @@ struct kvt_base_tables {
     _Atomic uint32_t count;                                 /* shared */
     _Atomic(struct kvt_base_set *) in_use;                  /* shared: what pack subtracts; NULL: nothing */
 
-    atomic_flag is_busy;       /* shared: held by the thread that learns from a block, or publishes */
-    _Atomic bool is_learning;  /* shared */
-    bool is_held;              /* a new set is not packed with before it is added once more; under is_busy, as the rest */
-    uint32_t tokens;           /* seen so far */
-    uint32_t *sums, *counts;   /* [layer][plane][channel]: exponents that are not 0 */
+    atomic_flag is_busy;      /* shared: held by the thread that learns from a block, or publishes */
+    _Atomic bool is_learning; /* shared */
+    /* a new set is not packed with before it is added once more; under is_busy, as the rest */
+    bool is_held;
+    uint32_t tokens;         /* seen so far */
+    uint32_t *sums, *counts; /* [layer][plane][channel]: exponents that are not 0 */
     struct kvt_base_set *draft;
 };
 
@@ -75,8 +76,8 @@ size_t kvt_base_tables_set_bytes(const struct kvt_base_tables *tables);
 void kvt_base_tables_write(const struct kvt_base_tables *tables, const struct kvt_base_set *set, uint8_t *target);
 
 /*
- * Adds a set that was written before, and packs with it from now on, unless new ones are held. One that is there already
- * is no error: it is packed with from now on. FULL | NOMEM.
+ * Adds a set that was written before, and packs with it from now on, unless new ones are held. One that is there
+ * already is no error: it is packed with from now on. FULL | NOMEM.
  */
 KVT_NODISCARD enum kvt_status kvt_base_tables_add(struct kvt_base_tables *tables, const uint8_t *bytes);
 

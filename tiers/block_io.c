@@ -1,9 +1,9 @@
 /*
  * block_io: which implementation a directory gets, found by using it.
  *
- * The candidates are tried in order of speed. Each is opened and must write, sync and read back a small file within the time
- * limit. That happens in a thread of its own: a directory on a dead mount hangs system calls, and such a thread is left
- * behind, with everything it uses, instead of the caller.
+ * The candidates are tried in order of speed. Each is opened and must write, sync and read back a small file within the
+ * time limit. That happens in a thread of its own: a directory on a dead mount hangs system calls, and such a thread is
+ * left behind, with everything it uses, instead of the caller.
  */
 #include "tiers/block_io.h"
 
@@ -38,8 +38,8 @@ static int probe_op(struct kvt_block_io *io, const struct kvt_env *env, uint64_t
 
 static uint8_t probe_byte(uint32_t index) { return (uint8_t)(index * 73 + 11); }
 
-static int probe_file(struct kvt_block_io *io, const struct kvt_env *env, uint64_t end_ns, int file, struct kvt_io_op *op,
-                      uint8_t *buffer, uint32_t size)
+static int probe_file(struct kvt_block_io *io, const struct kvt_env *env, uint64_t end_ns, int file,
+                      struct kvt_io_op *op, uint8_t *buffer, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++) buffer[i] = probe_byte(i);
     *op = (struct kvt_io_op){ .kind = KVT_IO_WRITE, .file = file, .offset = size, .buffer = buffer, .size = size };
@@ -51,7 +51,9 @@ static int probe_file(struct kvt_block_io *io, const struct kvt_env *env, uint64
     if (error) return error;
 
     memset(buffer, 0, size);
-    *op = (struct kvt_io_op){ .kind = KVT_IO_READ, .file = file, .offset = size, .buffer = buffer, .size = size, .is_urgent = true };
+    *op = (struct kvt_io_op){
+        .kind = KVT_IO_READ, .file = file, .offset = size, .buffer = buffer, .size = size, .is_urgent = true
+    };
     error = probe_op(io, env, end_ns, op);
     for (uint32_t i = 0; i < size && !error; i++) {
         if (buffer[i] != probe_byte(i)) error = EIO;
@@ -59,10 +61,14 @@ static int probe_file(struct kvt_block_io *io, const struct kvt_env *env, uint64
     return error;
 }
 
-enum kvt_status kvt_block_io_probe(struct kvt_block_io *io, const struct kvt_env *env, uint64_t limit_ns, int *ret_errno)
+enum kvt_status kvt_block_io_probe(struct kvt_block_io *io, const struct kvt_env *env, uint64_t limit_ns,
+                                   int *ret_errno)
 {
     /* The op and the buffer live together, so that both can be left to an I/O that does not come back. */
-    struct probe_memory { struct kvt_io_op op; uint8_t bytes[3 * KVT_IO_ALIGNMENT_MAX]; };
+    struct probe_memory {
+        struct kvt_io_op op;
+        uint8_t bytes[3 * KVT_IO_ALIGNMENT_MAX];
+    };
     struct kvt_block_io_facts facts;
     io->ops->facts(io, &facts);
     struct probe_memory *memory = kvt_alloc(1, sizeof *memory);
@@ -167,7 +173,8 @@ static bool attempt_run_within(struct attempt *attempt)
 
     (void)pthread_mutex_lock(&attempt->mutex);
     int waited = 0;
-    while (!attempt->has_ended && waited != ETIMEDOUT) waited = pthread_cond_timedwait(&attempt->ended, &attempt->mutex, &until);
+    while (!attempt->has_ended && waited != ETIMEDOUT)
+        waited = pthread_cond_timedwait(&attempt->ended, &attempt->mutex, &until);
     const bool has_ended = attempt->has_ended;
     attempt->is_abandoned = !has_ended;
     (void)pthread_mutex_unlock(&attempt->mutex);
@@ -177,7 +184,8 @@ static bool attempt_run_within(struct attempt *attempt)
 }
 
 enum kvt_status kvt_block_io_open_within(const struct kvt_block_io_ops *ops, const struct kvt_block_io_config *config,
-                                         const struct kvt_env *env, uint64_t limit_ns, struct kvt_block_io **ret_io, int *ret_errno)
+                                         const struct kvt_env *env, uint64_t limit_ns, struct kvt_block_io **ret_io,
+                                         int *ret_errno)
 {
     struct attempt *attempt = kvt_alloc(1, sizeof *attempt);
     char *directory = config->directory ? kvt_strdup(config->directory) : NULL;
@@ -216,7 +224,8 @@ enum kvt_status kvt_block_io_open_within(const struct kvt_block_io_ops *ops, con
     return status;
 }
 
-static enum kvt_status open_best(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+static enum kvt_status open_best(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                 struct kvt_block_io **ret_io)
 {
     static const struct kvt_block_io_ops *const candidates[] = { &kvt_block_io_uring_ops, &kvt_block_io_sync_ops };
     char refusal[96] = "";
@@ -230,22 +239,26 @@ static enum kvt_status open_best(const struct kvt_block_io_config *config, const
             if (refusal[0]) kvt_io_facts_add_note(&base->facts, "%s", refusal);
             return KVT_OK;
         }
-        if (status == KVT_INVAL || status == KVT_NOMEM || error == ETIMEDOUT) break; /* the next one would meet the same */
+        /* the next one would meet the same */
+        if (status == KVT_INVAL || status == KVT_NOMEM || error == ETIMEDOUT) break;
         char text[48];
-        (void)snprintf(refusal, sizeof refusal, "%s refused (%s)", candidates[i]->name, strerror_r(error, text, sizeof text));
+        (void)snprintf(refusal, sizeof refusal, "%s refused (%s)", candidates[i]->name,
+                       strerror_r(error, text, sizeof text));
         kvt_log(env, KVT_LOG_INFO, "block I/O in %s: %s", config->directory, refusal);
     }
     errno = error;
     return status;
 }
 
-enum kvt_status kvt_block_io_open(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+enum kvt_status kvt_block_io_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                  struct kvt_block_io **ret_io)
 {
     struct kvt_block_io *io;
     KVT_TRY(env->block_io ? env->block_io->open(config, env, &io) : open_best(config, env, &io));
     if (config->link_bytes_per_s > 0) {
         struct kvt_block_io *paced;
-        const enum kvt_status status = kvt_block_io_pace(io, config->queue_depth, config->link_bytes_per_s, env, &paced);
+        const enum kvt_status status = kvt_block_io_pace(io, config->queue_depth, config->link_bytes_per_s, env,
+                                                         &paced);
         if (status != KVT_OK) {
             io->ops->close(io);
             return status;

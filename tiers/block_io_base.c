@@ -71,7 +71,10 @@ static int probe_file_create(int directory)
     return fd;
 }
 
-/* Writes and reads back one unit whose address, offset and length are aligned to `alignment` and no more. 0 or an errno. */
+/*
+ * Writes and reads back one unit whose address, offset and length are aligned to `alignment` and no more. 0 or an
+ * errno.
+ */
 static int probe_transfer(int fd, uint32_t alignment, uint8_t *page_aligned)
 {
     uint8_t *buffer = page_aligned + alignment;
@@ -117,7 +120,8 @@ static int find_alignment(struct kvt_io_base *base, int fd, uint8_t *page_aligne
     if (!refusal && fcntl(fd, F_SETFL, O_DIRECT) != 0) refusal = errno;
     if (!refusal) {
         refusal = EINVAL;
-        for (uint32_t alignment = kvt_max_u32(claimed, KVT_IO_ALIGNMENT_MIN); alignment <= KVT_IO_ALIGNMENT_MAX; alignment *= 2) {
+        for (uint32_t alignment = kvt_max_u32(claimed, KVT_IO_ALIGNMENT_MIN); alignment <= KVT_IO_ALIGNMENT_MAX;
+             alignment *= 2) {
             if (!kvt_is_power_of_two(alignment)) break;
             refusal = probe_transfer(fd, alignment, page_aligned);
             if (is_disk_full(refusal) && claimed != 0) {
@@ -143,8 +147,8 @@ enum kvt_status kvt_io_base_init(struct kvt_io_base *base, const struct kvt_bloc
                                  const struct kvt_block_io_config *config, const struct kvt_env *env)
 {
     const bool is_valid = config->directory && config->queue_depth > 0 && config->queue_depth <= KVT_IO_QUEUE_DEPTH_MAX
-                          && kvt_is_aligned((uintptr_t)config->buffers, KVT_IO_ALIGNMENT_MAX)
-                          && (config->buffers != NULL) == (config->buffers_bytes > 0);
+        && kvt_is_aligned((uintptr_t)config->buffers, KVT_IO_ALIGNMENT_MAX)
+        && (config->buffers != NULL) == (config->buffers_bytes > 0);
     if (!is_valid) {
         errno = EINVAL;
         return KVT_INVAL;
@@ -161,7 +165,8 @@ enum kvt_status kvt_io_base_init(struct kvt_io_base *base, const struct kvt_bloc
         error = errno;
     } else {
         const int fd = probe_file_create(base->directory);
-        error = fd < 0 ? errno : find_alignment(base, fd, (uint8_t *)kvt_align_up((uintptr_t)memory, KVT_IO_ALIGNMENT_MAX));
+        error = fd < 0 ? errno
+                       : find_alignment(base, fd, (uint8_t *)kvt_align_up((uintptr_t)memory, KVT_IO_ALIGNMENT_MAX));
         if (fd >= 0) (void)close(fd);
         if (fd < 0 && is_disk_full(error)) {
             /* What is there can still be read; buffered I/O fits any layout. */
@@ -184,16 +189,21 @@ void kvt_io_base_done(struct kvt_io_base *base)
 
 static struct kvt_io_base *base_of(struct kvt_block_io *io) { return (struct kvt_io_base *)io; }
 
-void kvt_io_base_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_facts) { *ret_facts = base_of(io)->facts; }
+void kvt_io_base_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_facts)
+{
+    *ret_facts = base_of(io)->facts;
+}
 
-enum kvt_status kvt_io_base_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file, int *ret_errno)
+enum kvt_status kvt_io_base_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file,
+                                      int *ret_errno)
 {
     const struct kvt_io_base *base = base_of(io);
     if (!kvt_io_name_is_valid(name)) {
         *ret_errno = EINVAL;
         return KVT_IO;
     }
-    const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC | (base->facts.is_direct ? O_DIRECT : 0) | (is_create ? O_CREAT | O_EXCL : 0);
+    const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC | (base->facts.is_direct ? O_DIRECT : 0)
+        | (is_create ? O_CREAT | O_EXCL : 0);
     const int fd = openat(base->directory, name, flags, 0600);
     if (fd < 0) {
         *ret_errno = errno;

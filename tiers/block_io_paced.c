@@ -1,11 +1,13 @@
 /*
  * block_io_paced: a block I/O behind a link of a given speed, for experiments. It wraps any other.
  *
- * The link carries one op at a time, reads and writes alike, urgent reads first, size / bytes_per_s seconds each; a sync takes no
- * time on it. The wrapped I/O does the work at once and in parallel; an op comes back when both the work and the link are done
- * with it. So an op is never early, and when the wrapped I/O is faster than the link, the link alone sets the pace.
+ * The link carries one op at a time, reads and writes alike, urgent reads first, size / bytes_per_s seconds each; a
+ * sync takes no time on it. The wrapped I/O does the work at once and in parallel; an op comes back when both the work
+ * and the link are done with it. So an op is never early, and when the wrapped I/O is faster than the link, the link
+ * alone sets the pace.
  *
- * Waiting: with the real clock a poll waits inside the wrapped I/O, which a completion or a kick ends. With any other clock
+ * Waiting: with the real clock a poll waits inside the wrapped I/O, which a completion or a kick ends. With any other
+ *          clock
  * time passes only by the hand of the one who owns it, so poll looks again once and returns.
  */
 #include <errno.h>
@@ -35,8 +37,8 @@ struct paced_io {
     struct kvt_env env;
     uint64_t link_bytes_per_s;
     uint64_t link_free_ns;
-    struct kvt_io_queue waiting;    /* for the link */
-    struct paced_slot *crossing;    /* on the link; NULL: none */
+    struct kvt_io_queue waiting; /* for the link */
+    struct paced_slot *crossing; /* on the link; NULL: none */
     struct kvt_io_fifo done;
     struct paced_slot *slots;
     uint32_t slot_count, first_free, in_flight;
@@ -181,7 +183,8 @@ static void paced_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_
     kvt_io_facts_add_note(ret_facts, "paced at %llu bytes/s", (unsigned long long)paced->link_bytes_per_s);
 }
 
-static enum kvt_status paced_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file, int *ret_errno)
+static enum kvt_status paced_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file,
+                                       int *ret_errno)
 {
     struct kvt_block_io *inner = paced_of(io)->inner;
     return inner->ops->open_file(inner, name, is_create, ret_file, ret_errno);
@@ -238,8 +241,12 @@ enum kvt_status kvt_block_io_pace(struct kvt_block_io *inner, uint32_t queue_dep
         kvt_free(slots);
         return KVT_NOMEM;
     }
-    *paced = (struct paced_io){ .io.ops = &paced_ops, .inner = inner, .env = *env, .link_bytes_per_s = link_bytes_per_s,
-                                .slots = slots, .slot_count = queue_depth };
+    *paced = (struct paced_io){ .io.ops = &paced_ops,
+                                .inner = inner,
+                                .env = *env,
+                                .link_bytes_per_s = link_bytes_per_s,
+                                .slots = slots,
+                                .slot_count = queue_depth };
     for (uint32_t i = 0; i < queue_depth; i++) slots[i].next_free = i + 1;
     *ret_io = &paced->io;
     return KVT_OK;

@@ -1,10 +1,10 @@
 /*
- * block_io_queue: what every block I/O keeps about its ops: the order in which they start, and who a completion belongs to.
+ * block_io_queue: what every block I/O keeps about its ops: the order in which they start, and who a completion belongs
+ *                 to.
  *
- * Queue rule: urgent reads leave before everything else; within a class, first in first out. push_front is for an op that was
- * taken and could not start.
- * Slot rule: an id is a slot and the slot's generation. A completion whose id is not that of an op under way is a stranger: it
- * is counted and credited to nobody.
+ * Queue rule: urgent reads leave before everything else; within a class, first in first out. push_front is for an op
+ * that was taken and could not start. Slot rule: an id is a slot and the slot's generation. A completion whose id is
+ * not that of an op under way is a stranger: it is counted and credited to nobody.
  *
  * Thread: under the owner's lock.
  */

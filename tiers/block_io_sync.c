@@ -1,9 +1,9 @@
 /*
  * block_io_sync: block I/O by pread, pwrite and fdatasync, in a few worker threads; where io_uring is refused.
  *
- * The workers take ops from one queue, urgent reads first. One worker is never given bulk, so that an urgent read does not
- * wait behind writes that all workers are stuck in. In a single-threaded env there is no worker: poll carries the ops out
- * itself, and does not wait when there are none.
+ * The workers take ops from one queue, urgent reads first. One worker is never given bulk, so that an urgent read does
+ * not wait behind writes that all workers are stuck in. In a single-threaded env there is no worker: poll carries the
+ * ops out itself, and does not wait when there are none.
  *
  * Thread: workers only take from `queue` and put to `done`, under the mutex; they touch nothing else of the caller's.
  */
@@ -27,7 +27,7 @@ struct sync_io {
 
     pthread_mutex_t mutex;
     pthread_cond_t has_work, has_news;
-    struct kvt_io_queue queue;  /* shared: under the mutex, as all that follows */
+    struct kvt_io_queue queue; /* shared: under the mutex, as all that follows */
     struct kvt_io_fifo done;
     uint32_t bulk_running;
     bool is_kicked, is_stopping;
@@ -117,7 +117,8 @@ static bool start_workers(struct sync_io *sync, uint32_t wanted)
     return sync->worker_count > 0;
 }
 
-static enum kvt_status sync_open(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+static enum kvt_status sync_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                 struct kvt_block_io **ret_io)
 {
     struct sync_io *sync = kvt_alloc(1, sizeof *sync);
     if (!sync) {

@@ -2,17 +2,18 @@
  * block_io_uring: block I/O through io_uring, O_DIRECT and registered buffers where the system grants them.
  *
  * Ops wait in a queue of our own and enter the kernel in poll, urgent reads first, many per system call. At most three
- * quarters of the queue depth may be bulk (writes, syncs, reads that nothing waits for) at a time, so that an urgent read
- * finds room in the kernel at once.
+ * quarters of the queue depth may be bulk (writes, syncs, reads that nothing waits for) at a time, so that an urgent
+ * read finds room in the kernel at once.
  *
- * Completion rule: an op ends with its own completion, found by an id that no other op has had; a completion with another id is
- * counted and dropped. An op that the kernel never took, because entering it failed for good, ends with that error.
+ * Completion rule: an op ends with its own completion, found by an id that no other op has had; a completion with
+ * another id is counted and dropped. An op that the kernel never took, because entering it failed for good, ends with
+ * that error.
  *
  * Kick: a read of an eventfd is kept in the ring; kick() writes to the eventfd and touches nothing else.
  *
- * Setup flags: several threads may call, one at a time, so IORING_SETUP_SINGLE_ISSUER is out, and so is COOP_TASKRUN, with
- * which a completion waits until the thread that submitted enters the kernel again. In a single-threaded env COOP_TASKRUN
- * with TASKRUN_FLAG is safe: the thread that polls is the one that submitted.
+ * Setup flags: several threads may call, one at a time, so IORING_SETUP_SINGLE_ISSUER is out, and so is COOP_TASKRUN,
+ * with which a completion waits until the thread that submitted enters the kernel again. In a single-threaded env
+ * COOP_TASKRUN with TASKRUN_FLAG is safe: the thread that polls is the one that submitted.
  *
  * Source: Axboe, "Efficient IO with io_uring" (2019); io_uring_enter(2), io_uring_setup(2), io_uring_register(2).
  */
@@ -43,9 +44,9 @@ struct uring_io {
     struct kvt_io_slots slots; /* ops in the kernel's hands, or in the ring on their way there */
     struct kvt_io_queue queue; /* ops that have not entered the ring */
     struct kvt_io_fifo done;
-    uint32_t in_flight;        /* from submit until poll hands the op back */
+    uint32_t in_flight; /* from submit until poll hands the op back */
     uint32_t bulk_in_ring, bulk_in_ring_max;
-    int error;                 /* not 0: entering the ring fails for good, with this errno */
+    int error; /* not 0: entering the ring fails for good, with this errno */
 
     int kick_event;
     uint64_t kick_buffer;
@@ -76,7 +77,8 @@ static void register_buffers(struct uring_io *uring, const struct kvt_block_io_c
     struct rlimit limit;
     if (!is_memlock_unlimited() && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && config->buffers_bytes > limit.rlim_cur) {
         kvt_io_facts_add_note(facts, "buffers not registered: %llu KiB needed, memlock limit %llu KiB",
-                              (unsigned long long)(config->buffers_bytes >> 10), (unsigned long long)(limit.rlim_cur >> 10));
+                              (unsigned long long)(config->buffers_bytes >> 10),
+                              (unsigned long long)(limit.rlim_cur >> 10));
         return;
     }
     const uint64_t slice_count = (config->buffers_bytes + SLICE_BYTES - 1) / SLICE_BYTES;
@@ -204,7 +206,10 @@ static void fill_ring(struct uring_io *uring)
     }
 }
 
-/* Entering the ring fails for good: whatever the kernel has not taken ends with the error. What it has taken comes back. */
+/*
+ * Entering the ring fails for good: whatever the kernel has not taken ends with the error. What it has taken comes
+ * back.
+ */
 static void give_up_ring(struct uring_io *uring, int error)
 {
     uring->error = error;
@@ -225,12 +230,12 @@ static void give_up_ring(struct uring_io *uring, int error)
     while ((op = kvt_io_queue_pop(&uring->queue, true)) != NULL) finish(uring, op, -error);
 }
 
-static bool is_passing(int error)
-{
-    return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY;
-}
+static bool is_passing(int error) { return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY; }
 
-/* Hands what is in the ring to the kernel and, with wait_ns > 0, waits for a completion. 0, or the errno of a passing trouble. */
+/*
+ * Hands what is in the ring to the kernel and, with wait_ns > 0, waits for a completion. 0, or the errno of a passing
+ * trouble.
+ */
 static int enter(struct uring_io *uring, uint64_t wait_ns)
 {
     int result;
@@ -266,7 +271,8 @@ static uint32_t uring_poll(struct kvt_block_io *io, struct kvt_io_op **ret_done,
         reap(uring);
         if (!is_waiting || uring->done.first || uring->is_kicked || error == ETIME) break;
         if (error == EAGAIN || error == EBUSY) {
-            sleep_ns(kvt_min_u64(left_ns, 1000000)); /* the kernel is short of memory: what could not enter stays in the ring */
+            /* the kernel is short of memory: what could not enter stays in the ring */
+            sleep_ns(kvt_min_u64(left_ns, 1000000));
             break;
         }
         /* Woken without news, by a signal or by an op that starts again: go on with what is left of the time. */
@@ -339,7 +345,8 @@ static void uring_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_
     const struct uring_io *uring = uring_of(io);
     kvt_io_base_facts(io, ret_facts);
     if (uring->slots.strangers > 0) {
-        kvt_io_facts_add_note(ret_facts, "%llu completions of no op dropped", (unsigned long long)uring->slots.strangers);
+        kvt_io_facts_add_note(ret_facts, "%llu completions of no op dropped",
+                              (unsigned long long)uring->slots.strangers);
     }
 }
 
@@ -361,7 +368,8 @@ static int create_ring(struct uring_io *uring)
     return 0;
 }
 
-static enum kvt_status uring_open(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+static enum kvt_status uring_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                  struct kvt_block_io **ret_io)
 {
     struct uring_io *uring = kvt_alloc(1, sizeof *uring);
     int error = ENOMEM;
@@ -375,7 +383,8 @@ static enum kvt_status uring_open(const struct kvt_block_io_config *config, cons
     status = KVT_NOMEM;
     uring->submitted_order = kvt_alloc(config->queue_depth, sizeof *uring->submitted_order);
     uring->retries = kvt_alloc(config->queue_depth, sizeof *uring->retries);
-    if (!uring->submitted_order || !uring->retries || !kvt_io_slots_init(&uring->slots, config->queue_depth)) goto fail_base;
+    if (!uring->submitted_order || !uring->retries || !kvt_io_slots_init(&uring->slots, config->queue_depth))
+        goto fail_base;
 
     status = KVT_UNSUPPORTED;
     uring->kick_event = eventfd(0, EFD_CLOEXEC);

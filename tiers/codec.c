@@ -32,7 +32,7 @@
 #include "tiers/base_tables.h"
 #include "tiers/fold.h"
 
-#define TABLES_MAGIC   0x5442564bu /* "KVBT" */
+#define TABLES_MAGIC 0x5442564bu /* "KVBT" */
 #define TABLES_VERSION 1u
 
 enum {
@@ -70,7 +70,9 @@ struct group {
 };
 
 /* Where the parts of a caller's scratch lie. */
-struct scratch_layout { size_t streams, stream_bytes, first, escapes, lz4_state, plans, total; };
+struct scratch_layout {
+    size_t streams, stream_bytes, first, escapes, lz4_state, plans, total;
+};
 
 struct kvt_codec {
     const struct kvt_rank_ops *kernels;
@@ -90,7 +92,7 @@ struct plan {
 /* A chunk's valid tokens. */
 struct chunk {
     const struct group *group;
-    uint32_t layer, elements;    /* of one plane */
+    uint32_t layer, elements; /* of one plane */
     size_t plane_bytes;
     struct kvt_chunk_view view;
 };
@@ -99,16 +101,21 @@ static size_t chunk_bytes(const struct chunk *chunk) { return chunk->group->plan
 
 static struct kvt_rank_shape rank_shape(const struct chunk *chunk)
 {
-    return (struct kvt_rank_shape){ .dtype = chunk->group->dtype, .plane_count = chunk->group->plane_count,
-                                    .channels = chunk->group->channels, .elements = chunk->elements };
+    return (struct kvt_rank_shape){ .dtype = chunk->group->dtype,
+                                    .plane_count = chunk->group->plane_count,
+                                    .channels = chunk->group->channels,
+                                    .elements = chunk->elements };
 }
 
 static struct chunk chunk_of(const struct group *group, uint32_t layer, uint32_t tokens,
                              const struct kvt_chunk_view *view)
 {
     const uint32_t elements = group->is_state ? group->channels : tokens * group->channels;
-    return (struct chunk){ .group = group, .layer = layer, .elements = elements,
-                           .plane_bytes = (size_t)elements * group->element_bytes, .view = *view };
+    return (struct chunk){ .group = group,
+                           .layer = layer,
+                           .elements = elements,
+                           .plane_bytes = (size_t)elements * group->element_bytes,
+                           .view = *view };
 }
 
 /* ---- Create ---------------------------------------------------------------------------------------------------- */
@@ -149,14 +156,17 @@ static enum kvt_status group_init(struct group *group, const struct kvt_model_sh
                                   const struct kvt_group_shape *shape)
 {
     const bool is_state = shape->kind == KVT_GROUP_STATE;
-    const bool is_float =
-        shape->dtype == KVT_DTYPE_BF16 || shape->dtype == KVT_DTYPE_FP16 || shape->dtype == KVT_DTYPE_FP8;
+    const bool is_float = shape->dtype == KVT_DTYPE_BF16 || shape->dtype == KVT_DTYPE_FP16
+        || shape->dtype == KVT_DTYPE_FP8;
     const uint32_t element_bytes = is_state ? 1 : kvt_dtype_bytes(shape->dtype);
     *group = (struct group){
-        .dtype = shape->dtype, .is_state = is_state,
-        .layers = shape->layers, .plane_count = is_state || shape->planes == 1 ? 1 : 2,
+        .dtype = shape->dtype,
+        .is_state = is_state,
+        .layers = shape->layers,
+        .plane_count = is_state || shape->planes == 1 ? 1 : 2,
         .channels = (uint32_t)(kvt_group_row_bytes(shape) / element_bytes),
-        .element_bytes = element_bytes, .tokens_max = model->block_tokens,
+        .element_bytes = element_bytes,
+        .tokens_max = model->block_tokens,
     };
     const uint64_t elements = (uint64_t)group->plane_count * group->channels * group->tokens_max;
     group->is_ranked = is_float && !is_state && elements <= RANKED_ELEMENTS_MAX;
@@ -225,8 +235,8 @@ static size_t lz4_pack(const uint8_t *source, size_t size, uint8_t *target, size
 {
     const size_t limit = kvt_min_u64(capacity, size - 1);
     if (size == 0 || limit == 0) return 0;
-    const int stored =
-        LZ4_compress_fast_extState(state, (const char *)source, (char *)target, (int)size, (int)limit, 1);
+    const int stored = LZ4_compress_fast_extState(state, (const char *)source, (char *)target, (int)size, (int)limit,
+                                                  1);
     return stored > 0 ? (size_t)stored : 0;
 }
 
@@ -514,8 +524,9 @@ uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kv
     KVT_ASSERT(kvt_is_aligned((uintptr_t)scratch, SCRATCH_ALIGNMENT));
 
     if (g->is_ranked) kvt_base_tables_observe(&g->tables, chunks, tokens);
-    const struct packer packer = { .codec = codec, .group = g, .scratch = scratch,
-                                   .set = g->is_ranked ? kvt_base_tables_current(&g->tables) : NULL };
+    const struct packer packer = {
+        .codec = codec, .group = g, .scratch = scratch, .set = g->is_ranked ? kvt_base_tables_current(&g->tables) : NULL
+    };
     const struct chunk any = chunk_of(g, 0, tokens, &chunks[0]);
     const size_t worth_bytes = worth(chunk_bytes(&any) * g->layers);
     const size_t limit = kvt_min_u64(capacity, worth_bytes);
@@ -615,8 +626,10 @@ static bool read_sizes(const struct kvt_rank_shape *shape, const uint8_t *packed
     const bool has_trailer = packed[0] & (STAGED_FIRST | STAGED_ESCAPES);
     const size_t frame = CHUNK_HEADER_BYTES + (has_trailer ? STAGE_TRAILER_BYTES : 0);
     if (size < frame) return false;
-    struct ranked_sizes s = { .rest = kvt_rank_rest_bytes(shape), .first = kvt_rank_first_bytes(shape),
-                              .second_count = load_u24(packed + 10), .third_count = load_u24(packed + 13) };
+    struct ranked_sizes s = { .rest = kvt_rank_rest_bytes(shape),
+                              .first = kvt_rank_first_bytes(shape),
+                              .second_count = load_u24(packed + 10),
+                              .third_count = load_u24(packed + 13) };
     s.second = ((size_t)s.second_count + 7) / 8;
     s.third = ((size_t)s.third_count + 7) / 8;
     s.first_stored = s.first;
@@ -652,9 +665,13 @@ static bool unpack_ranked(const struct unpacker *unpacker, const struct chunk *c
         return false;
 
     struct kvt_rank_unpack args = {
-        .shape = shape, .target = { chunk->view.plane[0], chunk->view.plane[1] },
-        .rest = packed + CHUNK_HEADER_BYTES, .first = packed + CHUNK_HEADER_BYTES + s.rest,
-        .second_count = s.second_count, .third_count = s.third_count, .escape_count = s.escape_count,
+        .shape = shape,
+        .target = { chunk->view.plane[0], chunk->view.plane[1] },
+        .rest = packed + CHUNK_HEADER_BYTES,
+        .first = packed + CHUNK_HEADER_BYTES + s.rest,
+        .second_count = s.second_count,
+        .third_count = s.third_count,
+        .escape_count = s.escape_count,
     };
     memcpy(args.symbol, packed + 1, KVT_RANK_SYMBOLS);
     if (packed[0] & BASED) {
@@ -710,8 +727,9 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const 
     const size_t directory_end = BLOCK_HEADER_BYTES + (size_t)4 * g->layers;
     if (length < directory_end || packed[0] != BLOCK_FORMAT || packed[1] != 0) return KVT_CORRUPT;
     if (kvt_load_u16(packed + 2) != (g->is_state ? 0 : tokens)) return KVT_CORRUPT;
-    const struct unpacker unpacker = { .codec = codec, .group = g, .end = packed + length,
-                                       .set_id = kvt_load_u32(packed + 4), .scratch = scratch };
+    const struct unpacker unpacker = {
+        .codec = codec, .group = g, .end = packed + length, .set_id = kvt_load_u32(packed + 4), .scratch = scratch
+    };
     size_t at = directory_end;
     for (uint32_t layer = 0; layer < g->layers; layer++) {
         const size_t start = kvt_align_up(at, CHUNK_ALIGNMENT);
@@ -757,7 +775,8 @@ size_t kvt_codec_tables_bytes(const struct kvt_codec *codec)
 {
     size_t size = TABLES_HEADER_BYTES + TABLES_DIGEST_BYTES;
     for (uint32_t i = 0; i < codec->group_count; i++)
-        if (codec->groups[i].is_ranked) size += TABLE_HEADER_BYTES + kvt_base_tables_set_bytes(&codec->groups[i].tables);
+        if (codec->groups[i].is_ranked)
+            size += TABLE_HEADER_BYTES + kvt_base_tables_set_bytes(&codec->groups[i].tables);
     return size;
 }
 

@@ -25,7 +25,9 @@ struct kvt_codec;
 struct kvt_rank_ops;
 
 /* One chunk as it lies in memory: plane[p] points to the first of `tokens` contiguous rows of kvt_group_row_bytes(). */
-struct kvt_chunk_view { uint8_t *plane[2]; };
+struct kvt_chunk_view {
+    uint8_t *plane[2];
+};
 
 /* NOMEM. The shape is copied. */
 KVT_NODISCARD enum kvt_status kvt_codec_create(const struct kvt_model_shape *shape, struct kvt_codec **ret_codec);
@@ -83,10 +85,9 @@ size_t kvt_codec_tables_bytes(const struct kvt_codec *codec);
 size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t capacity);
 
 /*
- * Adds exported tables to those that are there and packs with them, unless new ones are held; with those that were there
- * already in any case. CORRUPT,
- * nothing changed: damaged, or of another shape. NOMEM | FULL: not all were added; blocks that need the others are
- * misses.
+ * Adds exported tables to those that are there and packs with them, unless new ones are held; with those that were
+ * there already in any case. CORRUPT, nothing changed: damaged, or of another shape. NOMEM | FULL: not all were added;
+ * blocks that need the others are misses.
  */
 KVT_NODISCARD enum kvt_status kvt_codec_tables_import(struct kvt_codec *codec, const uint8_t *bytes, size_t size);
 

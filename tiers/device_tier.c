@@ -25,11 +25,11 @@ struct device_job {
 /* Where the blocks of a group lie: an engine's segments, or ours cut out of the pool's memory. */
 struct group_map {
     uint32_t segment_count;
-    uint32_t planes;        /* segments of a layer */
+    uint32_t planes; /* segments of a layer */
     uint32_t layers;
-    uint32_t tokens_max;    /* rows of a segment */
+    uint32_t tokens_max; /* rows of a segment */
     uint64_t row_bytes;
-    uint64_t block_bytes;   /* a full block, raw */
+    uint64_t block_bytes; /* a full block, raw */
     uint32_t slot_count;
     bool is_owned;
     void **base;
@@ -59,9 +59,9 @@ struct device_tier {
     struct device_job *jobs;
     struct device_job *free_jobs; /* under the caller's lock, as submit and poll are */
 
-    pthread_mutex_t lock;          /* of the members below */
-    struct device_job *done_first; /* shared: finished jobs in the order in which they finished */
-    struct device_job **done_last; /* shared */
+    pthread_mutex_t lock;                  /* of the members below */
+    struct device_job *done_first;         /* shared: finished jobs in the order in which they finished */
+    struct device_job **done_last;         /* shared */
     uint64_t bytes_in, bytes_out, dropped; /* shared */
 };
 
@@ -162,9 +162,7 @@ static void run_job(struct kvt_gpu_job *gpu_job)
         op->status = run_fetch(d, op);
         gpu_job->link_bytes = op->length;
         break;
-    case KVT_OP_COPY:
-        op->status = run_copy(d, op);
-        break;
+    case KVT_OP_COPY: op->status = run_copy(d, op); break;
     }
     /* Without pacing the copy itself is the link. */
     const uint64_t run_ns = kvt_env_now_ns(&d->env) - start_ns;

@@ -69,8 +69,8 @@ static void *worker_main(void *user)
         if (is_pinning && mlock(chunk, host->config.chunk_bytes) != 0) {
             is_pinning = false;
             kvt_log(&host->env, KVT_LOG_WARN,
-                    "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit",
-                    i, host->chunk_count, strerror(errno));
+                    "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit", i,
+                    host->chunk_count, strerror(errno));
         }
         if (is_pinning) atomic_store(&host->pinned_chunks, i + 1);
         atomic_store(&host->ready_chunks, i + 1);

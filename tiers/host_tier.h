@@ -3,8 +3,9 @@
  *
  * Owns:    the chunks. Which slot class a chunk serves, and which slots are free, is runtime/pool's business.
  * Thread:  the calls below come under the runtime's lock; a worker faults and pins chunks behind it.
- * Memory:  address space for all chunks at open; pages are touched, and pinned where the limits allow, chunk after chunk in
- *          the background, so that open returns at once and nobody ever waits for a chunk: an unprepared one is not offered.
+ * Memory:  address space for all chunks at open; pages are touched, and pinned where the limits allow, chunk after
+ *          chunk in the background, so that open returns at once and nobody ever waits for a chunk: an unprepared one
+ *          is not offered.
  * Fails:   open only. Pinning that is refused is a warning and pageable memory.
  */
 #ifndef KVT_TIERS_HOST_TIER_H
@@ -20,7 +21,7 @@ struct kvt_host_tier_config {
     uint64_t capacity_bytes; /* chunk_count = capacity_bytes / chunk_bytes; the rest stays unused */
     uint64_t chunk_bytes;    /* a multiple of 4 KiB */
     bool is_pinning_wanted;
-    struct kvt_wake wake;    /* a chunk has become ready */
+    struct kvt_wake wake; /* a chunk has become ready */
 };
 
 /* NOMEM | INVAL. */
@@ -30,7 +31,9 @@ void kvt_host_tier_close(struct kvt_host_tier **host);
 
 uint32_t kvt_host_tier_chunk_count(const struct kvt_host_tier *host);
 
-/* Chunks 0 .. ready - 1 can be used. Grows until it is the chunk count. In a single-threaded env all are ready at once. */
+/*
+ * Chunks 0 .. ready - 1 can be used. Grows until it is the chunk count. In a single-threaded env all are ready at once.
+ */
 uint32_t kvt_host_tier_ready_chunks(const struct kvt_host_tier *host);
 
 /* The start of a ready chunk, 4 KiB aligned. */

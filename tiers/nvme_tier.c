@@ -43,7 +43,9 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
     KVT_ASSERT(job); /* tier.c keeps count */
     KVT_ASSERT(op->kind == KVT_OP_STASH || op->kind == KVT_OP_FETCH);
     job->tier_op = op;
-    job->op = (struct kvt_store_op){ .name = store_name(&op->name), .generation = op->generation, .buffer = op->host, .user = job };
+    job->op = (struct kvt_store_op){
+        .name = store_name(&op->name), .generation = op->generation, .buffer = op->host, .user = job
+    };
     if (op->kind == KVT_OP_STASH) {
         job->op.kind = KVT_STORE_PUT;
         job->op.length = op->length;
@@ -95,14 +97,20 @@ static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_c
 {
     struct kvt_store_stats stats;
     kvt_store_stats(nvme_of(tier)->store, &stats);
-    *ret_counters = (struct kvt_tier_counters){
-        .capacity_bytes = stats.capacity_bytes, .used_bytes = stats.allocated_bytes, .peak_bytes = stats.allocated_peak,
-        .bytes_in = stats.put_bytes, .bytes_out = stats.get_bytes, .day_bytes = stats.day_bytes, .dropped = stats.refused + stats.evicted_records };
+    *ret_counters = (struct kvt_tier_counters){ .capacity_bytes = stats.capacity_bytes,
+                                                .used_bytes = stats.allocated_bytes,
+                                                .peak_bytes = stats.allocated_peak,
+                                                .bytes_in = stats.put_bytes,
+                                                .bytes_out = stats.get_bytes,
+                                                .day_bytes = stats.day_bytes,
+                                                .dropped = stats.refused + stats.evicted_records };
 }
 
 static void describe(const struct kvt_store_found *found, struct kvt_found *ret_found)
 {
-    *ret_found = (struct kvt_found){ .length = found->length, .form = (enum kvt_form)found->form, .tokens = found->tokens,
+    *ret_found = (struct kvt_found){ .length = found->length,
+                                     .form = (enum kvt_form)found->form,
+                                     .tokens = found->tokens,
                                      .generation = found->generation };
 }
 
@@ -144,10 +152,19 @@ static uint32_t nvme_poll_lost(struct kvt_tier *tier, struct kvt_name *ret_names
 static enum kvt_status nvme_reset(struct kvt_tier *tier) { return kvt_store_reset(nvme_of(tier)->store); }
 static enum kvt_status nvme_sync(struct kvt_tier *tier) { return kvt_store_sync(nvme_of(tier)->store); }
 
-static const struct kvt_tier_ops nvme_ops = {
-    .name = "nvme", .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE, .close = nvme_close, .submit = nvme_submit, .poll = nvme_poll,
-    .counters = nvme_counters, .find = nvme_find, .hold = nvme_hold, .release = nvme_release, .forget = nvme_forget,
-    .poll_lost = nvme_poll_lost, .reset = nvme_reset, .sync = nvme_sync };
+static const struct kvt_tier_ops nvme_ops = { .name = "nvme",
+                                              .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE,
+                                              .close = nvme_close,
+                                              .submit = nvme_submit,
+                                              .poll = nvme_poll,
+                                              .counters = nvme_counters,
+                                              .find = nvme_find,
+                                              .hold = nvme_hold,
+                                              .release = nvme_release,
+                                              .forget = nvme_forget,
+                                              .poll_lost = nvme_poll_lost,
+                                              .reset = nvme_reset,
+                                              .sync = nvme_sync };
 
 /* Cuts the list at its commas. One directory too many is kept, so that the store refuses it. */
 static uint32_t split(char *list, char **ret_paths)
@@ -162,7 +179,8 @@ static uint32_t split(char *list, char **ret_paths)
     return count;
 }
 
-enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, const struct kvt_env *env, struct kvt_tier **ret_tier)
+enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, const struct kvt_env *env,
+                                   struct kvt_tier **ret_tier)
 {
     KVT_ASSERT(kvt_tier_ops_are_valid(&nvme_ops));
     struct nvme_tier *nvme = kvt_alloc(1, sizeof *nvme);
@@ -187,11 +205,12 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.bytes_per_day = config->bytes_per_day;
     store.held_bytes_max = UINT64_MAX; /* only the only copies of live sequences are held */
     store.record_bytes_max = config->record_bytes_max;
-    const struct kvt_store_more more = { .wake = config->wake.wake, .wake_user = config->wake.user,
+    const struct kvt_store_more more = { .wake = config->wake.wake,
+                                         .wake_user = config->wake.user,
                                          .side_bytes_max = config->side_bytes_max };
-    const enum kvt_status status = nvme->jobs && list ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error,
-                                                                    config->error_bytes)
-                                                      : KVT_NOMEM;
+    const enum kvt_status status = nvme->jobs && list
+        ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error, config->error_bytes)
+        : KVT_NOMEM;
     kvt_free(list);
     if (status != KVT_OK) {
         kvt_free(nvme->jobs);
@@ -214,18 +233,21 @@ static struct kvt_store *directory_at(struct kvt_tier *tier, uint32_t i)
     return i == 0 ? store : NULL;
 }
 
-enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size, int *ret_errno)
+enum kvt_status kvt_nvme_tier_side_save(struct kvt_tier *tier, struct kvt_key name, const void *bytes, size_t size,
+                                        int *ret_errno)
 {
     enum kvt_status worst = KVT_OK;
     struct kvt_store *store;
     for (uint32_t i = 0; (store = directory_at(tier, i)); i++) {
-        const enum kvt_status status = kvt_store_side_save(store, (const uint64_t[2]){ name.lo, name.hi }, bytes, size, ret_errno);
+        const enum kvt_status status = kvt_store_side_save(store, (const uint64_t[2]){ name.lo, name.hi }, bytes, size,
+                                                           ret_errno);
         if (status != KVT_OK) worst = status;
     }
     return worst;
 }
 
-enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity, size_t *ret_size)
+enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key name, void *target, size_t capacity,
+                                        size_t *ret_size)
 {
     enum kvt_status status = KVT_NOTFOUND;
     struct kvt_store *store;
@@ -237,7 +259,8 @@ enum kvt_status kvt_nvme_tier_side_load(struct kvt_tier *tier, struct kvt_key na
 void kvt_nvme_tier_side_remove(struct kvt_tier *tier, struct kvt_key name)
 {
     struct kvt_store *store;
-    for (uint32_t i = 0; (store = directory_at(tier, i)); i++) kvt_store_side_remove(store, (const uint64_t[2]){ name.lo, name.hi });
+    for (uint32_t i = 0; (store = directory_at(tier, i)); i++)
+        kvt_store_side_remove(store, (const uint64_t[2]){ name.lo, name.hi });
 }
 
 struct kvt_store *kvt_nvme_tier_store(struct kvt_tier *tier)

@@ -11,7 +11,7 @@
 #include "runtime/base/mem.h"
 #include "tiers/store_private.h"
 
-/* ---- The step ------------------------------------------------------------------------------------------------------ */
+/* ---- The step ---------------------------------------------------------------------------------------------------- */
 
 /* Tells whoever waits that there is something to poll. */
 static void tell_news(struct kvt_store *store)
@@ -48,12 +48,12 @@ static bool step(struct kvt_store *store, uint64_t wait_ns)
     return store->has_moved;
 }
 
-/* ---- Who drives ----------------------------------------------------------------------------------------------------- */
+/* ---- Who drives -------------------------------------------------------------------------------------------------- */
 
 /*
- * One thread at a time runs steps. It is the I/O thread, unless a caller blocks: then the caller drives, for as long as it waits,
- * because two threads that wake each other for every batch cost more than the work on a busy machine. When the caller has
- * left, the I/O thread goes on after a moment: a caller that waits again at once finds the turn free.
+ * One thread at a time runs steps. It is the I/O thread, unless a caller blocks: then the caller drives, for as long as
+ * it waits, because two threads that wake each other for every batch cost more than the work on a busy machine. When
+ * the caller has left, the I/O thread goes on after a moment: a caller that waits again at once finds the turn free.
  */
 #define GRACE_NS 500000u
 #define LOOK_NS_MAX 2000000u /* between two looks at callers that come and go */
@@ -68,11 +68,15 @@ static uint64_t monotonic_ns(void)
 /* Under the lock. False: the time has come. */
 static bool wait_on(struct kvt_store *store, pthread_cond_t *condition, uint64_t until_ns)
 {
-    const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u) };
+    const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000u),
+                                    .tv_nsec = (long)(until_ns % 1000000000u) };
     return pthread_cond_timedwait(condition, &store->lock, &until) != ETIMEDOUT;
 }
 
-/* Under the lock, which it gives back meanwhile. A step, and if there was nothing to do and nobody asked, one that sleeps. */
+/*
+ * Under the lock, which it gives back meanwhile. A step, and if there was nothing to do and nobody asked, one that
+ * sleeps.
+ */
 static bool drive_round(struct kvt_store *store, uint64_t sleep_ns)
 {
     KVT_ASSERT(!store->is_driven);
@@ -103,7 +107,8 @@ static void await_turn(struct kvt_store *store)
             if (now >= store->thread_after_ns) return;
             (void)wait_on(store, &store->turn, store->thread_after_ns);
         } else if (stint != store->stint) {
-            stint = store->stint; /* a caller that comes and goes: it is cheaper to look again than to be woken each time */
+            /* a caller that comes and goes: it is cheaper to look again than to be woken each time */
+            stint = store->stint;
             (void)wait_on(store, &store->turn, now + look_ns);
             look_ns = kvt_min_u64(2 * look_ns, LOOK_NS_MAX);
         } else {
@@ -214,7 +219,7 @@ static void unlock_after_wait(struct kvt_store *store, const struct patience *pa
     pthread_mutex_unlock(&store->lock);
 }
 
-/* ---- Open and close ------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 struct kvt_store_config kvt_store_config_default(void)
 {
@@ -224,15 +229,19 @@ struct kvt_store_config kvt_store_config_default(void)
 static enum kvt_status check_config(const struct kvt_store_config *config, struct kvt_store_error error)
 {
     if (config->size != sizeof *config)
-        return kvt_store_refuse(error, KVT_INVAL, "size is %u: it must be sizeof(struct kvt_store_config), %zu", config->size, sizeof *config);
+        return kvt_store_refuse(error, KVT_INVAL, "size is %u: it must be sizeof(struct kvt_store_config), %zu",
+                                config->size, sizeof *config);
     if (config->version != KVT_STORE_VERSION)
         return kvt_store_refuse(error, KVT_INVAL, "version is %u: it must be %u", config->version, KVT_STORE_VERSION);
     if (config->staging_bytes != 0 && config->staging_bytes < KVT_MIB)
-        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at least 1 MiB", (unsigned long long)config->staging_bytes);
+        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at least 1 MiB",
+                                (unsigned long long)config->staging_bytes);
     if (config->staging_bytes > KVT_GIB)
-        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at most 1 GiB", (unsigned long long)config->staging_bytes);
+        return kvt_store_refuse(error, KVT_INVAL, "staging_bytes is %llu: at most 1 GiB",
+                                (unsigned long long)config->staging_bytes);
     if (config->capacity_bytes > (uint64_t)1 << 50)
-        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: at most 1 PiB", (unsigned long long)config->capacity_bytes);
+        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: at most 1 PiB",
+                                (unsigned long long)config->capacity_bytes);
     if (config->record_bytes_max > KVT_GIB)
         return kvt_store_refuse(error, KVT_INVAL, "record_bytes_max is %u: at most 1 GiB", config->record_bytes_max);
     return KVT_OK;
@@ -252,14 +261,16 @@ static enum kvt_status init_lock(struct kvt_store *store)
 
 static enum kvt_status open_io(struct kvt_store *store, uint64_t link_bytes_per_s, struct kvt_store_error error)
 {
-    const struct kvt_block_io_config config = {
-        .directory = store->path, .queue_depth = 1024, .buffers = store->memory, .buffers_bytes = store->memory_bytes,
-        .link_bytes_per_s = link_bytes_per_s };
+    const struct kvt_block_io_config config = { .directory = store->path,
+                                                .queue_depth = 1024,
+                                                .buffers = store->memory,
+                                                .buffers_bytes = store->memory_bytes,
+                                                .link_bytes_per_s = link_bytes_per_s };
     const enum kvt_status status = kvt_block_io_open(&config, &store->env, &store->io);
     if (status != KVT_OK) {
         store->io = NULL;
-        return kvt_store_refuse(error, status == KVT_NOMEM ? KVT_NOMEM : KVT_IO, "path is %s: it cannot be read and written: %s",
-                                store->path, kvt_status_text(status));
+        return kvt_store_refuse(error, status == KVT_NOMEM ? KVT_NOMEM : KVT_IO,
+                                "path is %s: it cannot be read and written: %s", store->path, kvt_status_text(status));
     }
     store->io->ops->facts(store->io, &store->facts);
     store->alignment = store->facts.alignment;
@@ -267,7 +278,8 @@ static enum kvt_status open_io(struct kvt_store *store, uint64_t link_bytes_per_
     return KVT_OK;
 }
 
-static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_store_config *config, struct kvt_store_error error)
+static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_store_config *config,
+                                  struct kvt_store_error error)
 {
     KVT_TRY(init_lock(store));
     store->path = config->path ? kvt_strdup(config->path) : kvt_strdup("");
@@ -282,10 +294,12 @@ static enum kvt_status open_parts(struct kvt_store *store, const struct kvt_stor
         KVT_TRY(kvt_seal_open(config->key, &store->seal));
         store->seal_bytes = KVT_SEAL_BYTES;
     }
-    KVT_TRY(kvt_store_recover(store, config->record_bytes_max ? config->record_bytes_max + store->seal_bytes : 0, error));
+    KVT_TRY(
+        kvt_store_recover(store, config->record_bytes_max ? config->record_bytes_max + store->seal_bytes : 0, error));
     if (store->seal) {
         KVT_TRY(kvt_seal_start(store->seal, store->queue_depth, kvt_store_length_max(store) + store->seal_bytes));
-        store->stats.cipher = kvt_seal_cipher(store->seal) == KVT_SEAL_AES_256_GCM ? "AES-256-GCM" : "XChaCha20-Poly1305";
+        store->stats.cipher = kvt_seal_cipher(store->seal) == KVT_SEAL_AES_256_GCM ? "AES-256-GCM"
+                                                                                   : "XChaCha20-Poly1305";
     }
     store->stats.capacity_bytes = store->capacity_bytes;
     store->stats.segment_bytes = store->segment_bytes;
@@ -319,7 +333,8 @@ static void close_io(struct kvt_store *store)
     /* Files with ops in flight stay open: the block I/O ends the ops in its close. */
     if (drain_io(store)) {
         for (uint32_t i = 0; store->segments && i < store->segment_slots; i++)
-            if (store->segments[i].state != KVT_SEGMENT_ABSENT) store->io->ops->close_file(store->io, store->segments[i].file);
+            if (store->segments[i].state != KVT_SEGMENT_ABSENT)
+                store->io->ops->close_file(store->io, store->segments[i].file);
         if (store->super_file >= 0) store->io->ops->close_file(store->io, store->super_file);
     }
     store->io->ops->close(store->io);
@@ -368,7 +383,8 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     store->pace.drain_ns_max = (config->queue_ms ? config->queue_ms : 2000) * UINT64_C(1000000);
     store->wear.budget_bytes = config->bytes_per_day;
     store->held_bytes_max = config->held_bytes_max ? config->held_bytes_max : config->capacity_bytes / 2;
-    if (config->link_bytes_per_s) store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
+    if (config->link_bytes_per_s)
+        store->queue_bytes_max = kvt_min_u64(store->queue_bytes_max, config->link_bytes_per_s);
     store->is_existing = config->is_existing;
     store->queue_depth = config->queue_depth ? config->queue_depth : 256;
     store->open_segment = KVT_STORE_NONE;
@@ -385,13 +401,16 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
     return KVT_OK;
 }
 
-enum kvt_status kvt_store_open(const struct kvt_store_config *config, const struct kvt_env *env, struct kvt_store **ret_store,
-                               char *ret_error, size_t error_bytes)
+enum kvt_status kvt_store_open(const struct kvt_store_config *config, const struct kvt_env *env,
+                               struct kvt_store **ret_store, char *ret_error, size_t error_bytes)
 {
     return kvt_store_open_with(config, env, NULL, ret_store, ret_error, error_bytes);
 }
 
-/* Ops that never ended: the disk did not answer, or they were still queued. The I/O is closed: nothing touches them any more. */
+/*
+ * Ops that never ended: the disk did not answer, or they were still queued. The I/O is closed: nothing touches them any
+ * more.
+ */
 static void abandon_ops(struct kvt_store *store)
 {
     struct kvt_op_queue *const queues[] = { &store->puts, &store->gets, &store->urgent_gets };
@@ -439,21 +458,20 @@ void kvt_store_close(struct kvt_store **store_pointer)
     *store_pointer = NULL;
 }
 
-/* ---- Ops --------------------------------------------------------------------------------------------------------------- */
+/* ---- Ops --------------------------------------------------------------------------------------------------------- */
 
 uint32_t kvt_store_length_max(const struct kvt_store *store)
 {
     if (store->stripes) return kvt_stripes_length_max(store->stripes);
-    return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment - store->seal_bytes);
+    return (uint32_t)(store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES - store->alignment
+                      - store->seal_bytes);
 }
 
 static void queue_op(struct kvt_op_queue *queue, struct kvt_store_op *op)
 {
     op->next = NULL;
-    if (queue->tail)
-        queue->tail->next = op;
-    else
-        queue->head = op;
+    if (queue->tail) queue->tail->next = op;
+    else queue->head = op;
     queue->tail = op;
 }
 
@@ -489,7 +507,8 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
             store->stats.refused++;
             return false;
         }
-        *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch, .sequence = ++store->record_sequence,
+        *kvt_put_state(op) = (struct kvt_put_state){ .epoch = store->epoch,
+                                                     .sequence = ++store->record_sequence,
                                                      .phase = (uint8_t)store->phase };
         if (!store->is_member) op->ret_number = kvt_put_state(op)->sequence;
         store->phase_pending[store->phase]++;
@@ -546,7 +565,10 @@ uint32_t kvt_store_poll(struct kvt_store *store, struct kvt_store_op **ret_done,
     return count;
 }
 
-int kvt_store_eventfd(struct kvt_store *store) { return store->stripes ? kvt_stripes_eventfd(store->stripes) : store->event; }
+int kvt_store_eventfd(struct kvt_store *store)
+{
+    return store->stripes ? kvt_stripes_eventfd(store->stripes) : store->event;
+}
 
 bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
 {
@@ -560,7 +582,7 @@ bool kvt_store_wait(struct kvt_store *store, uint64_t timeout_ns)
     return has_something;
 }
 
-/* ---- From memory ----------------------------------------------------------------------------------------------------- */
+/* ---- From memory ------------------------------------------------------------------------------------------------- */
 
 uint32_t kvt_store_exists(struct kvt_store *store, const struct kvt_store_name *names, uint32_t n, bool *ret_exists)
 {
@@ -591,10 +613,13 @@ uint32_t kvt_store_delete(struct kvt_store *store, const struct kvt_store_name *
     return count;
 }
 
-static void describe(const struct kvt_store *store, const struct kvt_store_entry *entry, struct kvt_store_found *ret_found)
+static void describe(const struct kvt_store *store, const struct kvt_store_entry *entry,
+                     struct kvt_store_found *ret_found)
 {
-    *ret_found = (struct kvt_store_found){ .generation = entry->generation, .length = entry->length - kvt_min_u32(store->seal_bytes, entry->length),
-                                           .form = entry->form, .tokens = entry->tokens };
+    *ret_found = (struct kvt_store_found){ .generation = entry->generation,
+                                           .length = entry->length - kvt_min_u32(store->seal_bytes, entry->length),
+                                           .form = entry->form,
+                                           .tokens = entry->tokens };
 }
 
 bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, struct kvt_store_found *ret_found)
@@ -613,7 +638,8 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
     pthread_mutex_lock(&store->lock);
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
     const bool is_new = entry && entry->holds == 0;
-    const bool is_over = is_new && store->stats.held_bytes + kvt_store_stored_bytes(entry->length, store->alignment) > store->held_bytes_max;
+    const bool is_over = is_new
+        && store->stats.held_bytes + kvt_store_stored_bytes(entry->length, store->alignment) > store->held_bytes_max;
     const bool is_held = entry && entry->holds < KVT_STORE_HOLDS_MAX && !is_over;
     if (is_held) {
         kvt_store_entry_count(store, entry, -1);
@@ -647,7 +673,7 @@ uint32_t kvt_store_poll_lost(struct kvt_store *store, struct kvt_store_name *ret
     return count;
 }
 
-/* ---- Durability ------------------------------------------------------------------------------------------------------ */
+/* ---- Durability -------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. Waits for a run of the syncer that starts from now on. */
 static enum kvt_status sync_run(struct kvt_store *store, struct patience *patience)
@@ -765,8 +791,12 @@ uint32_t kvt_store_list(struct kvt_store *store, uint64_t *cursor, struct kvt_st
             const struct kvt_store_entry *entry = &store->index.entries[(*cursor)++];
             if (entry->state != KVT_ENTRY_LIVE) continue;
             struct kvt_store_listed *listed = &ret_listed[count++];
-            *listed = (struct kvt_store_listed){ .generation = entry->generation, .length = entry->length - kvt_min_u32(store->seal_bytes, entry->length),
-                                                 .form = entry->form, .tokens = entry->tokens, .is_private = entry->is_private };
+            *listed = (struct kvt_store_listed){ .generation = entry->generation,
+                                                 .length = entry->length
+                                                     - kvt_min_u32(store->seal_bytes, entry->length),
+                                                 .form = entry->form,
+                                                 .tokens = entry->tokens,
+                                                 .is_private = entry->is_private };
             memcpy(&listed->name, &entry->name, sizeof listed->name);
         }
         pthread_mutex_unlock(&store->lock);
@@ -794,7 +824,9 @@ void kvt_store_stats(struct kvt_store *store, struct kvt_store_stats *ret_stats)
     ret_stats->day_bytes = store->wear.day_bytes;
     ret_stats->day_bytes_max = store->wear.budget_bytes;
     ret_stats->write_bytes_per_s = kvt_pace_bytes_per_s(&store->pace);
-    ret_stats->write_amplification = store->stats.put_bytes ? (double)store->stats.written_bytes / (double)store->stats.put_bytes : 0;
+    ret_stats->write_amplification = store->stats.put_bytes
+        ? (double)store->stats.written_bytes / (double)store->stats.put_bytes
+        : 0;
     ret_stats->held_bytes_max = store->held_bytes_max;
     ret_stats->watermark = store->commit.watermark;
     ret_stats->directories = 1;

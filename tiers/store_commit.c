@@ -1,6 +1,6 @@
 /*
- * Group commit. A run makes durable what was accepted before it began: it waits until those puts have been written, then for one
- * run of the syncer. Everybody who asks while a run is under way shares the next one.
+ * Group commit. A run makes durable what was accepted before it began: it waits until those puts have been written,
+ * then for one run of the syncer. Everybody who asks while a run is under way shares the next one.
  *
  *     idle -> writes (puts accepted from now on count for the other phase) -> sync -> idle, the watermark moves
  */
@@ -18,10 +18,8 @@ static void commit_end(struct kvt_store *store)
     const bool has_failed = store->sync_failed >= store->commit.run;
     store->commit.stage = KVT_COMMIT_IDLE;
     store->commit.finished = store->commit.started;
-    if (has_failed)
-        store->commit.failed = store->commit.finished;
-    else if (store->commit.target > store->commit.watermark)
-        store->commit.watermark = store->commit.target;
+    if (has_failed) store->commit.failed = store->commit.finished;
+    else if (store->commit.target > store->commit.watermark) store->commit.watermark = store->commit.target;
     (void)pthread_cond_broadcast(&store->changed);
 }
 

@@ -1,7 +1,7 @@
 /*
- * Puts without a copy: the payload goes to the device from the caller's buffer, which lies in huge pages and is summed once; the
- * header goes from a block of our own. Two writes of consecutive bytes, which the kernel merges. The record is what any other put
- * would have written (store_format.h), and is published when both are on the device.
+ * Puts without a copy: the payload goes to the device from the caller's buffer, which lies in huge pages and is summed
+ * once; the header goes from a block of our own. Two writes of consecutive bytes, which the kernel merges. The record
+ * is what any other put would have written (store_format.h), and is published when both are on the device.
  */
 #include <string.h>
 
@@ -12,13 +12,15 @@
 
 bool kvt_store_is_put_in_place(const struct kvt_store *store, const struct kvt_store_op *op)
 {
-    return (op->flags & KVT_STORE_IN_PLACE) && op->length >= KVT_STORE_IN_PLACE_PUT_MIN && op->length <= KVT_STORE_IN_PLACE_LENGTH_MAX
-        && kvt_is_aligned(op->length, store->alignment) && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
+    return (op->flags & KVT_STORE_IN_PLACE) && op->length >= KVT_STORE_IN_PLACE_PUT_MIN
+        && op->length <= KVT_STORE_IN_PLACE_LENGTH_MAX && kvt_is_aligned(op->length, store->alignment)
+        && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
 }
 
 static struct kvt_in_place_put *slot_take(struct kvt_store *store, uint32_t length)
 {
-    if (store->in_place_put_bytes > 0 && store->in_place_put_bytes + length > KVT_STORE_IN_PLACE_BYTES_MAX / 2) return NULL;
+    if (store->in_place_put_bytes > 0 && store->in_place_put_bytes + length > KVT_STORE_IN_PLACE_BYTES_MAX / 2)
+        return NULL;
     for (uint32_t i = 0; i < store->in_place_put_count; i++)
         if (!store->in_place_puts[i].op) return &store->in_place_puts[i];
     return NULL;
@@ -31,8 +33,9 @@ static void write_part(struct kvt_store *store, struct kvt_in_place_put *slot, s
     const struct kvt_put_state *put = kvt_put_state(slot->op);
     const uint64_t offset = (uint64_t)put->offset_units * KVT_STORE_UNIT_BYTES;
     const bool is_header = io == &slot->header_io;
-    kvt_store_io_start(store, io, KVT_IO_WRITE, store->segments[put->segment].file, is_header ? offset : offset + store->alignment,
-                       is_header ? slot->header : slot->op->buffer, is_header ? store->alignment : slot->op->length, false, written, slot);
+    kvt_store_io_start(store, io, KVT_IO_WRITE, store->segments[put->segment].file,
+                       is_header ? offset : offset + store->alignment, is_header ? slot->header : slot->op->buffer,
+                       is_header ? store->alignment : slot->op->length, false, written, slot);
 }
 
 static void written(struct kvt_store *store, struct kvt_store_io *io)

@@ -61,8 +61,9 @@ static struct kvt_store_entry *place_for(struct kvt_store_index *index, const st
 /* A table of the size that the live entries want; removed ones are left behind. */
 static enum kvt_status rebuild(struct kvt_store_index *index)
 {
-    struct kvt_store_index next = { .capacity = CAPACITY_MIN, .live = index->live, .lost = index->lost,
-                                    .used = index->live + index->lost };
+    struct kvt_store_index next = {
+        .capacity = CAPACITY_MIN, .live = index->live, .lost = index->lost, .used = index->live + index->lost
+    };
     while (next.capacity < next.used * 2) next.capacity *= 2;
     next.entries = kvt_table_map(next.capacity * sizeof *next.entries);
     if (!next.entries) return KVT_NOMEM;
@@ -121,10 +122,8 @@ void kvt_store_index_clear(struct kvt_store_index *index)
     for (uint64_t i = 0; i < index->capacity && index->live > 0; i++) {
         struct kvt_store_entry *entry = &index->entries[i];
         if (entry->state != KVT_ENTRY_LIVE) continue;
-        if (entry->holds > 0)
-            kvt_store_index_lose(index, entry);
-        else
-            kvt_store_index_remove(index, entry);
+        if (entry->holds > 0) kvt_store_index_lose(index, entry);
+        else kvt_store_index_remove(index, entry);
     }
 }
 

@@ -30,14 +30,14 @@ struct kvt_store_entry {
     uint64_t generation;
     uint64_t sequence : 48; /* of the put */
     uint64_t segment : 16;
-    uint32_t offset_units;  /* of KVT_STORE_UNIT_BYTES */
+    uint32_t offset_units; /* of KVT_STORE_UNIT_BYTES */
     uint32_t length;
     uint16_t tokens;
     uint16_t holds;
     uint32_t state : 2;
     uint32_t form : 2;
     uint32_t is_private : 1;
-    uint32_t is_hit : 1;    /* read since it was written */
+    uint32_t is_hit : 1; /* read since it was written */
     uint32_t unused : 26;
 };
 _Static_assert(sizeof(struct kvt_store_entry) == 64, "bookkeeping of a record");
@@ -47,7 +47,7 @@ struct kvt_store_index {
     uint64_t capacity; /* a power of two */
     uint64_t live;
     uint64_t lost;
-    uint64_t used;     /* live, lost and removed */
+    uint64_t used; /* live, lost and removed */
     uint64_t lost_cursor;
 };
 

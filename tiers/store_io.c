@@ -9,10 +9,8 @@
 static void queue_push(struct kvt_store_io_queue *queue, struct kvt_store_io *io)
 {
     io->next = NULL;
-    if (queue->tail)
-        queue->tail->next = io;
-    else
-        queue->head = io;
+    if (queue->tail) queue->tail->next = io;
+    else queue->head = io;
     queue->tail = io;
 }
 
@@ -21,13 +19,18 @@ static void enqueue(struct kvt_store *store, struct kvt_store_io *io)
     queue_push(io->op.is_urgent ? &store->urgent_io : &store->normal_io, io);
 }
 
-void kvt_store_io_start(struct kvt_store *store, struct kvt_store_io *io, enum kvt_io_kind kind, int file, uint64_t offset,
-                        void *buffer, uint32_t size, bool is_urgent, kvt_store_io_fn complete, void *owner)
+void kvt_store_io_start(struct kvt_store *store, struct kvt_store_io *io, enum kvt_io_kind kind, int file,
+                        uint64_t offset, void *buffer, uint32_t size, bool is_urgent, kvt_store_io_fn complete,
+                        void *owner)
 {
     KVT_ASSERT(!io->is_busy);
     *io = (struct kvt_store_io){
         .op = { .kind = kind, .file = file, .offset = offset, .buffer = buffer, .size = size, .is_urgent = is_urgent },
-        .size = size, .is_busy = true, .complete = complete, .owner = owner };
+        .size = size,
+        .is_busy = true,
+        .complete = complete,
+        .owner = owner
+    };
     if (kind == KVT_IO_WRITE) kvt_pace_begin(&store->pace, kvt_env_now_ns(&store->env));
     enqueue(store, io);
     store->has_moved = true;
@@ -83,8 +86,8 @@ static bool goes_on(struct kvt_store *store, struct kvt_store_io *io)
 }
 
 /*
- * How many ops to take at a time: as many as take about 0.1 ms to sum and copy. While that happens the device works on what is
- * queued, and what is queued next waits for the end of it.
+ * How many ops to take at a time: as many as take about 0.1 ms to sum and copy. While that happens the device works on
+ * what is queued, and what is queued next waits for the end of it.
  */
 static uint32_t collect_max(const struct kvt_store *store)
 {
@@ -99,7 +102,8 @@ void kvt_store_io_collect(struct kvt_store *store, uint64_t wait_ns)
     struct kvt_io_op *done[KVT_STORE_COLLECT_MAX];
     const uint32_t count = store->io->ops->poll(store->io, done, collect_max(store), wait_ns);
     for (uint32_t i = 0; i < count; i++) {
-        struct kvt_store_io *io = (struct kvt_store_io *)(void *)((uint8_t *)done[i] - offsetof(struct kvt_store_io, op));
+        struct kvt_store_io *io = (struct kvt_store_io *)(void *)((uint8_t *)done[i]
+                                                                  - offsetof(struct kvt_store_io, op));
         KVT_ASSERT(io->is_busy);
         KVT_ASSERT(store->io_in_flight > 0);
         KVT_ASSERT(store->io_bytes_in_flight >= io->op.size);
@@ -135,7 +139,8 @@ bool kvt_store_io_finish(struct kvt_store *store, const struct kvt_store_io *ios
     return true;
 }
 
-int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
+int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, uint64_t offset, void *buffer,
+                     uint32_t size)
 {
     struct kvt_store_io *io = &store->header_io;
     if (io->is_busy) return ETIME; /* an earlier one never came back */
@@ -144,8 +149,8 @@ int kvt_store_io_now(struct kvt_store *store, enum kvt_io_kind kind, int file, u
 }
 
 /*
- * One region: 64 KiB for headers, footers and summaries, then a block for the header of each put in place, then the extents, then
- * the area that gets are read into.
+ * One region: 64 KiB for headers, footers and summaries, then a block for the header of each put in place, then the
+ * extents, then the area that gets are read into.
  */
 enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_bytes)
 {
@@ -181,7 +186,8 @@ enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_
     store->get_slots = kvt_alloc(KVT_STORE_GETS_MAX, sizeof *store->get_slots);
     store->in_place_puts = kvt_alloc(store->in_place_put_count, sizeof *store->in_place_puts);
     if (!store->extents || !store->read_units || !store->get_slots || !store->in_place_puts) return KVT_NOMEM;
-    for (uint32_t i = 0; i < store->extent_count; i++) store->extents[i].buffer = extents + (uint64_t)i * store->extent_bytes;
+    for (uint32_t i = 0; i < store->extent_count; i++)
+        store->extents[i].buffer = extents + (uint64_t)i * store->extent_bytes;
     for (uint32_t i = 0; i < store->in_place_put_count; i++)
         store->in_place_puts[i].header = headers + (uint64_t)i * KVT_STORE_BLOCK_BYTES;
     return KVT_OK;

@@ -52,7 +52,8 @@ bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
     const struct kvt_block_io_ops *ops = store->io->ops;
     *ret_errno = ENOSPC;
     /* The rule of the capacity: first there is room for all of the file, then the file. */
-    if (store->allocated_bytes + store->segment_bytes + KVT_STORE_FILE_SLACK > kvt_store_usable_bytes(store)) return false;
+    if (store->allocated_bytes + store->segment_bytes + KVT_STORE_FILE_SLACK > kvt_store_usable_bytes(store))
+        return false;
     if (!has_disk_room(store)) return false;
     char name[24];
     kvt_segment_name(index, name);
@@ -168,10 +169,12 @@ bool kvt_store_has_room(const struct kvt_store *store, uint64_t stored, uint64_t
     const struct kvt_segment *segment = &store->segments[store->open_segment];
     const uint64_t entries = (uint64_t)segment->entry_count + reserve_count + 1;
     if (entries > store->entries_max) return false;
-    return segment->data_end + stored + reserve_bytes + summary_bytes(entries) + KVT_STORE_BLOCK_BYTES <= store->segment_bytes;
+    return segment->data_end + stored + reserve_bytes + summary_bytes(entries) + KVT_STORE_BLOCK_BYTES
+        <= store->segment_bytes;
 }
 
-uint32_t kvt_store_append(struct kvt_store *store, const struct kvt_summary_entry *entry, uint32_t stored, uint64_t *ret_offset)
+uint32_t kvt_store_append(struct kvt_store *store, const struct kvt_summary_entry *entry, uint32_t stored,
+                          uint64_t *ret_offset)
 {
     struct kvt_segment *segment = &store->segments[store->open_segment];
     KVT_ASSERT(segment->state == KVT_SEGMENT_OPEN);
@@ -215,8 +218,8 @@ void kvt_store_extent_write(struct kvt_store *store, struct kvt_extent *extent, 
     struct kvt_segment *segment = &store->segments[extent->segment];
     extent->state = KVT_EXTENT_WRITING;
     segment->writes++;
-    kvt_store_io_start(store, &extent->io, KVT_IO_WRITE, segment->file, extent->offset, extent->buffer, extent->fill, false,
-                       complete, extent);
+    kvt_store_io_start(store, &extent->io, KVT_IO_WRITE, segment->file, extent->offset, extent->buffer, extent->fill,
+                       false, complete, extent);
 }
 
 void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, enum kvt_status status, int os_errno)
@@ -242,10 +245,8 @@ void kvt_store_finish_locked(struct kvt_store *store, struct kvt_store_op *op, e
     }
     op->next = NULL;
     struct kvt_op_queue *done = store->seal ? kvt_seal_done_queue(store->seal) : &store->done;
-    if (done->tail)
-        done->tail->next = op;
-    else
-        done->head = op;
+    if (done->tail) done->tail->next = op;
+    else done->head = op;
     done->tail = op;
     KVT_ASSERT(store->ops_unfinished > 0);
     store->ops_unfinished--;
@@ -357,7 +358,8 @@ static void extent_written(struct kvt_store *store, struct kvt_store_io *io)
         return;
     }
     kvt_store_write_ended(store, segment, io);
-    for (uint32_t i = 0; i < extent->op_count; i++) kvt_store_put_piece_done(store, extent->ops[i], io->link_ns, io->error);
+    for (uint32_t i = 0; i < extent->op_count; i++)
+        kvt_store_put_piece_done(store, extent->ops[i], io->link_ns, io->error);
     extent->state = KVT_EXTENT_FREE;
 }
 
@@ -374,22 +376,32 @@ static void filling_submit(struct kvt_store *store)
 static struct kvt_record_header header_of(const struct kvt_store *store, const struct kvt_store_op *op, uint64_t offset)
 {
     const struct kvt_put_state *put = kvt_put_state((struct kvt_store_op *)(uintptr_t)op);
-    return (struct kvt_record_header){
-        .magic = KVT_RECORD_MAGIC, .version = KVT_STORE_FORMAT_VERSION,
-        .flags = (op->flags & KVT_STORE_PRIVATE) ? KVT_RECORD_PRIVATE : 0,
-        .store_id = store->store_id, .epoch = put->epoch,
-        .segment_sequence = store->segments[store->open_segment].sequence, .offset = offset, .sequence = put->sequence,
-        .name = *kvt_name_of(&op->name), .generation = op->generation, .length = op->length,
-        .stored = (uint32_t)kvt_store_stored_bytes(op->length, store->alignment), .tokens = op->tokens, .form = op->form };
+    return (struct kvt_record_header){ .magic = KVT_RECORD_MAGIC,
+                                       .version = KVT_STORE_FORMAT_VERSION,
+                                       .flags = (op->flags & KVT_STORE_PRIVATE) ? KVT_RECORD_PRIVATE : 0,
+                                       .store_id = store->store_id,
+                                       .epoch = put->epoch,
+                                       .segment_sequence = store->segments[store->open_segment].sequence,
+                                       .offset = offset,
+                                       .sequence = put->sequence,
+                                       .name = *kvt_name_of(&op->name),
+                                       .generation = op->generation,
+                                       .length = op->length,
+                                       .stored = (uint32_t)kvt_store_stored_bytes(op->length, store->alignment),
+                                       .tokens = op->tokens,
+                                       .form = op->form };
 }
 
 struct kvt_record_header kvt_store_put_append(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored)
 {
     struct kvt_put_state *put = kvt_put_state(op);
-    const struct kvt_summary_entry entry = {
-        .name = *kvt_name_of(&op->name), .generation = op->generation, .sequence = put->sequence, .length = op->length,
-        .tokens = (uint16_t)op->tokens, .form = (uint8_t)op->form,
-        .flags = (op->flags & KVT_STORE_PRIVATE) ? KVT_RECORD_PRIVATE : 0 };
+    const struct kvt_summary_entry entry = { .name = *kvt_name_of(&op->name),
+                                             .generation = op->generation,
+                                             .sequence = put->sequence,
+                                             .length = op->length,
+                                             .tokens = (uint16_t)op->tokens,
+                                             .form = (uint8_t)op->form,
+                                             .flags = (op->flags & KVT_STORE_PRIVATE) ? KVT_RECORD_PRIVATE : 0 };
     uint64_t offset;
     put->summary_index = kvt_store_append(store, &entry, stored, &offset);
     put->segment = store->open_segment;
@@ -459,7 +471,10 @@ static void copy_image(const struct kvt_record_header *header, uint32_t payload_
     }
 }
 
-/* A record larger than an extent: the checksum needs a pass of its own, since the header is written with the first piece. */
+/*
+ * A record larger than an extent: the checksum needs a pass of its own, since the header is written with the first
+ * piece.
+ */
 static void big_begin(struct kvt_store *store, struct kvt_store_op *op, uint32_t stored)
 {
     filling_submit(store);
@@ -481,8 +496,8 @@ static bool big_go_on(struct kvt_store *store)
         extent->segment = put->segment;
         extent->offset = store->big_header.offset + store->big_at;
         extent->fill = (uint32_t)kvt_min_u64(store->extent_bytes, store->big_header.stored - store->big_at);
-        copy_image(&store->big_header, kvt_store_payload_at(op->length, store->alignment), op->buffer, store->big_at, extent->buffer,
-                   extent->fill);
+        copy_image(&store->big_header, kvt_store_payload_at(op->length, store->alignment), op->buffer, store->big_at,
+                   extent->buffer, extent->fill);
         extent->ops[extent->op_count++] = op;
         put->pieces++;
         store->big_at += extent->fill;
@@ -521,7 +536,8 @@ void kvt_store_place_puts(struct kvt_store *store)
         if (!op) break;
         const uint32_t stored = (uint32_t)kvt_store_stored_bytes(op->length, store->alignment);
         const uint32_t open_before = store->open_segment;
-        if (!kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count)) filling_submit(store);
+        if (!kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count))
+            filling_submit(store);
         const enum kvt_advance advance = is_stale ? KVT_ADVANCE_FULL : kvt_store_advance(store, stored);
         if (open_before != store->open_segment) store->has_moved = true;
         if (advance == KVT_ADVANCE_WAIT) break;
@@ -546,7 +562,7 @@ void kvt_store_place_puts(struct kvt_store *store)
     filling_submit(store);
 }
 
-/* ---- Closing a segment -------------------------------------------------------------------------------------------- */
+/* ---- Closing a segment ------------------------------------------------------------------------------------------- */
 
 static void closer_done(struct kvt_store *store)
 {
@@ -606,20 +622,26 @@ static void closer_write(struct kvt_store *store, struct kvt_segment *segment)
         const uint64_t real = store->closer.at < entry_bytes ? kvt_min_u64(piece, entry_bytes - store->closer.at) : 0;
         memcpy(store->summary_buffer, (const uint8_t *)entries + store->closer.at, real);
         memset(store->summary_buffer + real, 0, piece - real);
-        kvt_store_io_start(store, &store->closer.io, KVT_IO_WRITE, segment->file, start + store->closer.at, store->summary_buffer,
-                           piece, false, closer_io_done, NULL);
+        kvt_store_io_start(store, &store->closer.io, KVT_IO_WRITE, segment->file, start + store->closer.at,
+                           store->summary_buffer, piece, false, closer_io_done, NULL);
         return;
     }
-    struct kvt_segment_footer footer = {
-        .magic = KVT_FOOTER_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .index = store->closer.segment,
-        .store_id = store->store_id, .epoch = segment->epoch, .sequence = segment->sequence, .summary_offset = start,
-        .entry_count = segment->entry_count, .summary_crc = kvt_crc32c(0, entries, entry_bytes) };
+    struct kvt_segment_footer footer = { .magic = KVT_FOOTER_MAGIC,
+                                         .version = KVT_STORE_FORMAT_VERSION,
+                                         .index = store->closer.segment,
+                                         .store_id = store->store_id,
+                                         .epoch = segment->epoch,
+                                         .sequence = segment->sequence,
+                                         .summary_offset = start,
+                                         .entry_count = segment->entry_count,
+                                         .summary_crc = kvt_crc32c(0, entries, entry_bytes) };
     footer.crc = kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc));
     memset(store->footer_buffer, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(store->footer_buffer, &footer, sizeof footer);
     store->closer.stage = KVT_CLOSER_FOOTER;
-    kvt_store_io_start(store, &store->closer.io, KVT_IO_WRITE, segment->file, store->segment_bytes - KVT_STORE_BLOCK_BYTES,
-                       store->footer_buffer, KVT_STORE_BLOCK_BYTES, false, closer_io_done, NULL);
+    kvt_store_io_start(store, &store->closer.io, KVT_IO_WRITE, segment->file,
+                       store->segment_bytes - KVT_STORE_BLOCK_BYTES, store->footer_buffer, KVT_STORE_BLOCK_BYTES, false,
+                       closer_io_done, NULL);
 }
 
 void kvt_store_closer_step(struct kvt_store *store)
@@ -641,16 +663,15 @@ void kvt_store_closer_step(struct kvt_store *store)
         /* The records are on the device before a summary names them. */
         store->closer.stage = KVT_CLOSER_SYNC;
         segment->is_dirty = false;
-        kvt_store_io_start(store, &store->closer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, closer_io_done, NULL);
+        kvt_store_io_start(store, &store->closer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, closer_io_done,
+                           NULL);
         return;
     }
-    if (store->closer.stage == KVT_CLOSER_SUMMARY)
-        closer_write(store, segment);
-    else if (store->closer.stage == KVT_CLOSER_DONE)
-        closer_done(store);
+    if (store->closer.stage == KVT_CLOSER_SUMMARY) closer_write(store, segment);
+    else if (store->closer.stage == KVT_CLOSER_DONE) closer_done(store);
 }
 
-/* ---- Syncing ------------------------------------------------------------------------------------------------------ */
+/* ---- Syncing ----------------------------------------------------------------------------------------------------- */
 
 uint64_t kvt_store_want_sync(struct kvt_store *store)
 {
@@ -670,7 +691,8 @@ static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
     case KVT_SYNCER_SUPER_WRITE:
         store->syncer.stage = io->error ? KVT_SYNCER_SEGMENTS : KVT_SYNCER_SUPER_SYNC;
         if (!io->error)
-            kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, store->super_file, 0, NULL, 0, false, syncer_io_done, NULL);
+            kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, store->super_file, 0, NULL, 0, false,
+                               syncer_io_done, NULL);
         break;
     case KVT_SYNCER_SUPER_SYNC:
         store->syncer.stage = KVT_SYNCER_SEGMENTS;
@@ -691,15 +713,18 @@ static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
     }
 }
 
-/* Both copies get the new epoch, one after the other: the first makes it durable, the second makes it survive a bad block. */
+/*
+ * Both copies get the new epoch, one after the other: the first makes it durable, the second makes it survive a bad
+ * block.
+ */
 static void super_write(struct kvt_store *store)
 {
     store->super_sequence++;
     kvt_store_superblock_fill(store, store->super_sequence, store->syncer.super_epoch, store->super_buffer);
     store->syncer.stage = KVT_SYNCER_SUPER_WRITE;
     kvt_store_io_start(store, &store->syncer.io, KVT_IO_WRITE, store->super_file,
-                       (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES, store->super_buffer, KVT_STORE_BLOCK_BYTES, false,
-                       syncer_io_done, NULL);
+                       (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES, store->super_buffer, KVT_STORE_BLOCK_BYTES,
+                       false, syncer_io_done, NULL);
 }
 
 static void syncer_begin(struct kvt_store *store)
@@ -741,7 +766,8 @@ void kvt_store_syncer_step(struct kvt_store *store)
             if (store->header_io.is_busy && store->header_segment == store->syncer.segment) return;
             if (!segment->is_findable && segment->state != KVT_SEGMENT_FREE) store->syncer.has_failed = true;
             segment->is_dirty = false;
-            kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done, NULL);
+            kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done,
+                               NULL);
             return;
         }
         store->syncer.segment++;

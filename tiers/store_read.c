@@ -1,8 +1,8 @@
 /*
- * Gets. A record is read into the read area, checked there (store_format.h, rules 1 to 5), and only then copied to the caller.
- * One that is larger than half of the area is read in pieces: each is copied as it comes, and OK is said only when
- * the checksum of all of it holds. In place: the header is read into the area and the payload into the caller's buffer, and again
- * nothing is said before both are checked.
+ * Gets. A record is read into the read area, checked there (store_format.h, rules 1 to 5), and only then copied to the
+ * caller. One that is larger than half of the area is read in pieces: each is copied as it comes, and OK is said only
+ * when the checksum of all of it holds. In place: the header is read into the area and the payload into the caller's
+ * buffer, and again nothing is said before both are checked.
  */
 #include <errno.h>
 #include <string.h>
@@ -64,8 +64,8 @@ static void get_finish(struct kvt_store *store, struct kvt_get *get, enum kvt_st
     kvt_store_finish_locked(store, op, status, os_errno);
     pthread_mutex_unlock(&store->lock);
     if (status == KVT_CORRUPT || status == KVT_IO)
-        kvt_log(&store->env, KVT_LOG_WARN, "%s: a record of %u bytes %s, serving a miss", store->path, get->entry.length,
-                status == KVT_IO ? strerror(os_errno) : "failed its check");
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: a record of %u bytes %s, serving a miss", store->path,
+                get->entry.length, status == KVT_IO ? strerror(os_errno) : "failed its check");
     get->op = NULL;
     store->gets_active--;
 }
@@ -119,10 +119,8 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
     const uint32_t size = (uint32_t)kvt_min_u64(get->piece - skip, left);
     uint8_t *target = (uint8_t *)get->op->buffer + payload_at;
     const bool is_whole = get->piece == get->stored;
-    if (is_whole)
-        get->crc = kvt_crc32c(0, bytes + skip, size);
-    else
-        get->crc = kvt_crc32c_copy(get->crc, target, bytes + skip, size);
+    if (is_whole) get->crc = kvt_crc32c(0, bytes + skip, size);
+    else get->crc = kvt_crc32c_copy(get->crc, target, bytes + skip, size);
     get->at += get->piece;
     if (get->at < get->stored) {
         get_piece_start(store, get);
@@ -133,13 +131,14 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
     get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
 }
 
-/* ---- In place ------------------------------------------------------------------------------------------------------- */
+/* ---- In place ---------------------------------------------------------------------------------------------------- */
 
 /* Whole blocks are read: the padding behind the payload needs room in the buffer. */
 static bool is_get_in_place(const struct kvt_store *store, const struct kvt_store_op *op, uint32_t length)
 {
-    return (op->flags & KVT_STORE_IN_PLACE) && length >= KVT_STORE_IN_PLACE_GET_MIN && length <= KVT_STORE_IN_PLACE_LENGTH_MAX
-        && kvt_store_payload_at(length, store->alignment) == store->alignment && kvt_align_up(length, store->alignment) <= op->length
+    return (op->flags & KVT_STORE_IN_PLACE) && length >= KVT_STORE_IN_PLACE_GET_MIN
+        && length <= KVT_STORE_IN_PLACE_LENGTH_MAX && kvt_store_payload_at(length, store->alignment) == store->alignment
+        && kvt_align_up(length, store->alignment) <= op->length
         && kvt_is_aligned((uintptr_t)op->buffer, store->alignment);
 }
 
@@ -160,7 +159,7 @@ static void in_place_done(struct kvt_store *store, struct kvt_store_io *io)
     }
     memcpy(&get->header, get->buffer, sizeof get->header);
     const bool is_good = get_header_check(store, get)
-                      && kvt_crc32c(0, get->op->buffer, get->entry.length) == get->header.payload_crc;
+        && kvt_crc32c(0, get->op->buffer, get->entry.length) == get->header.payload_crc;
     get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
 }
 
@@ -171,12 +170,13 @@ static void in_place_start(struct kvt_store *store, struct kvt_get *get)
     const bool is_urgent = (get->op->flags & KVT_STORE_URGENT) != 0;
     get->ios_pending = 2;
     store->in_place_get_bytes += get->entry.length;
-    kvt_store_io_start(store, &get->io, KVT_IO_READ, file, offset, get->buffer, store->alignment, is_urgent, in_place_done, get);
+    kvt_store_io_start(store, &get->io, KVT_IO_READ, file, offset, get->buffer, store->alignment, is_urgent,
+                       in_place_done, get);
     kvt_store_io_start(store, &get->payload_io, KVT_IO_READ, file, offset + store->alignment, get->op->buffer,
                        get->stored - store->alignment, is_urgent, in_place_done, get);
 }
 
-/* ---- Starting ------------------------------------------------------------------------------------------------------- */
+/* ---- Starting ---------------------------------------------------------------------------------------------------- */
 
 static struct kvt_op_queue *queue_of_next(struct kvt_store *store)
 {
@@ -227,7 +227,7 @@ static bool start_one(struct kvt_store *store, struct kvt_get *get)
     get->stored = (uint32_t)kvt_store_stored_bytes(get->entry.length, store->alignment);
     get->is_in_place = is_get_in_place(store, op, get->entry.length);
     const bool is_enough = get->is_in_place && store->in_place_get_bytes > 0
-                        && store->in_place_get_bytes + get->entry.length > KVT_STORE_IN_PLACE_BYTES_MAX;
+        && store->in_place_get_bytes + get->entry.length > KVT_STORE_IN_PLACE_BYTES_MAX;
     const uint32_t wanted = get->is_in_place ? store->alignment : kvt_min_u32(get->stored, store->read_piece_bytes);
     get->buffer = is_enough ? NULL : area_take(store, wanted, &get->unit, &get->unit_count);
     if (!get->buffer) {
@@ -244,10 +244,8 @@ static bool start_one(struct kvt_store *store, struct kvt_get *get)
     get->at = get->crc = 0;
     get->link_ns = 0;
     store->gets_active++;
-    if (get->is_in_place)
-        in_place_start(store, get);
-    else
-        get_piece_start(store, get);
+    if (get->is_in_place) in_place_start(store, get);
+    else get_piece_start(store, get);
     return true;
 }
 

@@ -1,14 +1,16 @@
 /*
  * Making room. One segment is kept free as a spare. When the open one is full and only the spare is left, the spare is
- * opened and the oldest segment becomes the victim: what is held of it, and what was read since it was written, is copied
- * into the new open segment, whose room for that is reserved before any put gets some. Then the victim is the spare.
+ * opened and the oldest segment becomes the victim: what is held of it, and what was read since it was written, is
+ * copied into the new open segment, whose room for that is reserved before any put gets some. Then the victim is the
+ * spare.
  *
  * Rules:
- * 1. A victim leaves room for the record that asked, and for an eighth of a segment, and of its number of records, besides, which is more than the summary of what
- *    is held takes. If no segment does, the put is refused; so reclaim always ends, gets somewhere, and loses nothing held.
+ * 1. A victim leaves room for the record that asked, and for an eighth of a segment, and of its number of records,
+ *    besides, which is more than the summary of what is held takes. If no segment does, the put is refused; so reclaim
+ *    always ends, gets somewhere, and loses nothing held.
  * 2. An entry that is not kept leaves the index when it is decided, before its bytes can change.
- * 3. The victim's bytes may change only when no get reads them, and after a sync: what replaced or moved a record of it is
- *    on the device by then.
+ * 3. The victim's bytes may change only when no get reads them, and after a sync: what replaced or moved a record of it
+ *    is on the device by then.
  * 4. What cannot be moved is dropped; if it is held, it is told as lost.
  */
 #include <string.h>
@@ -18,7 +20,10 @@
 #include "runtime/base/crc32c.h"
 #include "tiers/store_private.h"
 
-static uint64_t payload_bytes(const struct kvt_store *store) { return store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES; }
+static uint64_t payload_bytes(const struct kvt_store *store)
+{
+    return store->segment_bytes - 3 * (uint64_t)KVT_STORE_BLOCK_BYTES;
+}
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 
@@ -39,18 +44,21 @@ static void header_written(struct kvt_store *store, struct kvt_store_io *io)
         segment->is_findable = true;
         return;
     }
-    if (++store->header_tries < TRIES_MAX)
-        write_header(store);
+    if (++store->header_tries < TRIES_MAX) write_header(store);
     else
-        kvt_log(&store->env, KVT_LOG_WARN, "%s: a segment header could not be written (%s)", store->path, strerror(io->error));
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: a segment header could not be written (%s)", store->path,
+                strerror(io->error));
 }
 
 static void write_header(struct kvt_store *store)
 {
     struct kvt_segment *segment = &store->segments[store->header_segment];
-    struct kvt_segment_header header = {
-        .magic = KVT_SEGMENT_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .index = store->header_segment,
-        .store_id = store->store_id, .epoch = segment->epoch, .sequence = segment->sequence };
+    struct kvt_segment_header header = { .magic = KVT_SEGMENT_MAGIC,
+                                         .version = KVT_STORE_FORMAT_VERSION,
+                                         .index = store->header_segment,
+                                         .store_id = store->store_id,
+                                         .epoch = segment->epoch,
+                                         .sequence = segment->sequence };
     header.crc = kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc));
     memset(store->header_buffer, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(store->header_buffer, &header, sizeof header);
@@ -59,8 +67,8 @@ static void write_header(struct kvt_store *store)
     kvt_wear_note_write(&store->wear, segment->sequence, kvt_store_wall_s(store), store->header_buffer);
     pthread_mutex_unlock(&store->lock);
     segment->writes++;
-    kvt_store_io_start(store, &store->header_io, KVT_IO_WRITE, segment->file, 0, store->header_buffer, KVT_STORE_BLOCK_BYTES, false,
-                       header_written, NULL);
+    kvt_store_io_start(store, &store->header_io, KVT_IO_WRITE, segment->file, 0, store->header_buffer,
+                       KVT_STORE_BLOCK_BYTES, false, header_written, NULL);
 }
 
 static void open_segment(struct kvt_store *store, uint32_t index, uint64_t epoch)
@@ -96,7 +104,7 @@ static void close_open_segment(struct kvt_store *store)
     store->open_segment = KVT_STORE_NONE;
 }
 
-/* ---- Choosing ----------------------------------------------------------------------------------------------------- */
+/* ---- Choosing ---------------------------------------------------------------------------------------------------- */
 
 /* Makes the file of a segment that has none, if the capacity and the disk allow it. */
 static void grow(struct kvt_store *store)
@@ -158,8 +166,10 @@ static void list_kept(struct kvt_store *store)
             }
             KVT_ASSERT(store->reclaim.kept_count < store->entries_max);
             store->reclaim.kept[store->reclaim.kept_count++] = (struct kvt_kept){
-                .name = entry->name, .offset = (uint64_t)entry->offset_units * KVT_STORE_UNIT_BYTES,
-                .stored = (uint32_t)kvt_store_stored_bytes(entry->length, store->alignment) };
+                .name = entry->name,
+                .offset = (uint64_t)entry->offset_units * KVT_STORE_UNIT_BYTES,
+                .stored = (uint32_t)kvt_store_stored_bytes(entry->length, store->alignment)
+            };
         }
         pthread_mutex_unlock(&store->lock);
     }
@@ -184,7 +194,7 @@ static void decide_kept(struct kvt_store *store, uint64_t stored)
             if (!entry || (entry->holds == 0 && round == 0)) continue;
             const uint64_t reserve = store->reclaim.reserve_bytes + kept[i].stored;
             const bool fits = kvt_store_has_room(store, stored, reserve, store->reclaim.reserve_count + 1)
-                           && (round == 0 || store->reclaim.is_keeping_all || reserve <= payload_bytes(store) / 2);
+                && (round == 0 || store->reclaim.is_keeping_all || reserve <= payload_bytes(store) / 2);
             if (!fits) {
                 kvt_store_entry_drop(store, entry);
                 store->stats.evicted_records++;
@@ -228,20 +238,23 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
     pthread_mutex_lock(&store->lock);
     const uint64_t epoch = store->epoch;
     pthread_mutex_unlock(&store->lock);
-    const bool is_current = store->open_segment != KVT_STORE_NONE && store->segments[store->open_segment].epoch == epoch;
+    const bool is_current = store->open_segment != KVT_STORE_NONE
+        && store->segments[store->open_segment].epoch == epoch;
     if (is_current && kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count))
         return KVT_ADVANCE_READY;
     if (store->reclaim.stage != KVT_RECLAIM_IDLE || store->closer.stage != KVT_CLOSER_IDLE || store->header_io.is_busy)
         return KVT_ADVANCE_WAIT;
 
     if (store->free_count < 2) grow(store);
-    const bool can_grow = store->file_count < store->segments_max && kvt_env_now_ns(&store->env) >= store->grow_after_ns;
+    const bool can_grow = store->file_count < store->segments_max
+        && kvt_env_now_ns(&store->env) >= store->grow_after_ns;
     const uint64_t leave = stored + store->segment_bytes / 8;
     bool has_closed;
     uint32_t victim = KVT_STORE_NONE;
     if (store->free_count < 2 && !(store->free_count == 1 && can_grow)) {
         const bool has_spare = store->free_count == 1;
-        victim = choose_victim(store, has_spare ? payload_bytes(store) - kvt_min_u64(leave, payload_bytes(store)) : 0, &has_closed);
+        victim = choose_victim(store, has_spare ? payload_bytes(store) - kvt_min_u64(leave, payload_bytes(store)) : 0,
+                               &has_closed);
         if (!has_spare) {
             /* After a crash in the middle of reclaim, or when the disk filled up: only what nobody holds can go. */
             if (victim == KVT_STORE_NONE)
@@ -256,11 +269,12 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
     close_open_segment(store);
     open_segment(store, next, epoch);
     if (victim != KVT_STORE_NONE) reclaim_begin(store, victim, stored, false);
-    return kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count) ? KVT_ADVANCE_READY
-                                                                                                          : KVT_ADVANCE_WAIT;
+    return kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count)
+        ? KVT_ADVANCE_READY
+        : KVT_ADVANCE_WAIT;
 }
 
-/* ---- Copying forward ---------------------------------------------------------------------------------------------- */
+/* ---- Copying forward --------------------------------------------------------------------------------------------- */
 
 static void move_read(struct kvt_store *store, struct kvt_store_io *io);
 static void piece_start(struct kvt_store *store, struct kvt_extent *extent);
@@ -284,8 +298,12 @@ static bool move_begin(struct kvt_store *store, const struct kvt_kept *kept, str
     }
     pthread_mutex_unlock(&store->lock);
     if (!is_there) return false;
-    *move = (struct kvt_move){ .name = kept->name, .source_offset = kept->offset, .stored = kept->stored, .length = listed.length,
-                               .generation = listed.generation, .sequence = listed.sequence };
+    *move = (struct kvt_move){ .name = kept->name,
+                               .source_offset = kept->offset,
+                               .stored = kept->stored,
+                               .length = listed.length,
+                               .generation = listed.generation,
+                               .sequence = listed.sequence };
     move->summary_index = kvt_store_append(store, &listed, kept->stored, &move->target_offset);
     return true;
 }
@@ -295,11 +313,12 @@ static bool move_header_check(struct kvt_store *store, const struct kvt_move *mo
 {
     const struct kvt_segment *victim = &store->segments[store->reclaim.victim];
     return kvt_record_header_is_valid(store, header, store->reclaim.epoch, victim->sequence, move->source_offset)
-        && kvt_name_equal(&header->name, &move->name) && header->length == move->length && header->sequence == move->sequence
-        && header->generation == move->generation;
+        && kvt_name_equal(&header->name, &move->name) && header->length == move->length
+        && header->sequence == move->sequence && header->generation == move->generation;
 }
 
-static void move_header_place(struct kvt_store *store, const struct kvt_extent *extent, const struct kvt_move *move, uint8_t *record)
+static void move_header_place(struct kvt_store *store, const struct kvt_extent *extent, const struct kvt_move *move,
+                              uint8_t *record)
 {
     struct kvt_record_header header;
     memcpy(&header, record, sizeof header);
@@ -310,11 +329,14 @@ static void move_header_place(struct kvt_store *store, const struct kvt_extent *
 }
 
 /* The index follows the record, or, if that failed, forgets it (rule 4). */
-static void move_end(struct kvt_store *store, const struct kvt_extent *extent, const struct kvt_move *move, bool is_good)
+static void move_end(struct kvt_store *store, const struct kvt_extent *extent, const struct kvt_move *move,
+                     bool is_good)
 {
     if (!is_good) kvt_store_summary_strike(store, extent->segment, move->summary_index);
     pthread_mutex_lock(&store->lock);
-    struct kvt_store_entry *entry = store->reclaim.epoch == store->epoch ? entry_at(store, &move->name, move->source_offset) : NULL;
+    struct kvt_store_entry *entry = store->reclaim.epoch == store->epoch
+        ? entry_at(store, &move->name, move->source_offset)
+        : NULL;
     if (entry && is_good) {
         kvt_store_entry_count(store, entry, -1);
         entry->segment = extent->segment & 0xffffu;
@@ -368,10 +390,8 @@ static void moves_give_up(struct kvt_store *store, struct kvt_extent *extent)
 static void count_bad_read(struct kvt_store *store, int error)
 {
     pthread_mutex_lock(&store->lock);
-    if (error)
-        store->stats.read_errors++;
-    else
-        store->stats.corrupt++;
+    if (error) store->stats.read_errors++;
+    else store->stats.corrupt++;
     pthread_mutex_unlock(&store->lock);
     kvt_log(&store->env, KVT_LOG_WARN, "%s: a record could not be copied forward (%s), serving a miss", store->path,
             error ? strerror(error) : "it failed its check");
@@ -435,7 +455,8 @@ static void move_read(struct kvt_store *store, struct kvt_store_io *io)
         struct kvt_record_header header;
         memcpy(&header, record, sizeof header);
         move->is_good = move->read.error == 0 && move_header_check(store, move, &header)
-                     && kvt_crc32c(0, record + kvt_store_payload_at(header.length, store->alignment), header.length) == header.payload_crc;
+            && kvt_crc32c(0, record + kvt_store_payload_at(header.length, store->alignment), header.length)
+                == header.payload_crc;
         if (move->is_good) {
             move_header_place(store, extent, move, record);
             good_count++;
@@ -444,10 +465,8 @@ static void move_read(struct kvt_store *store, struct kvt_store_io *io)
             memset(record, 0, sizeof header);
         }
     }
-    if (good_count > 0)
-        kvt_store_extent_write(store, extent, moves_written);
-    else
-        moves_give_up(store, extent);
+    if (good_count > 0) kvt_store_extent_write(store, extent, moves_written);
+    else moves_give_up(store, extent);
 }
 
 static void moves_start(struct kvt_store *store, struct kvt_extent *extent)
@@ -483,8 +502,9 @@ static void moves_start(struct kvt_store *store, struct kvt_extent *extent)
     extent->reads_pending = extent->move_count;
     for (uint32_t i = 0; i < extent->move_count; i++) {
         struct kvt_move *move = &extent->moves[i];
-        kvt_store_io_start(store, &move->read, KVT_IO_READ, store->segments[store->reclaim.victim].file, move->source_offset,
-                           extent->buffer + move->buffer_at, move->stored, false, move_read, extent);
+        kvt_store_io_start(store, &move->read, KVT_IO_READ, store->segments[store->reclaim.victim].file,
+                           move->source_offset, extent->buffer + move->buffer_at, move->stored, false, move_read,
+                           extent);
     }
 }
 
@@ -503,7 +523,7 @@ static void reclaim_copy(struct kvt_store *store)
     store->has_moved = true;
 }
 
-/* ---- Compacting --------------------------------------------------------------------------------------------------- */
+/* ---- Compacting -------------------------------------------------------------------------------------------------- */
 
 /* The emptiest segment of those that were there at the start; NONE: each was looked at. */
 static uint32_t choose_scattered(struct kvt_store *store, uint64_t *ret_live_bytes, uint32_t *ret_records)
@@ -554,7 +574,8 @@ static void compact_step(struct kvt_store *store)
         compact_end(store);
         return;
     }
-    const bool is_current = store->open_segment != KVT_STORE_NONE && store->segments[store->open_segment].epoch == epoch;
+    const bool is_current = store->open_segment != KVT_STORE_NONE
+        && store->segments[store->open_segment].epoch == epoch;
     if (!is_current || (records > 0 && !kvt_store_has_room(store, 0, live_bytes, records))) {
         if (store->free_count == 0) grow(store);
         const uint32_t next = any_free(store);

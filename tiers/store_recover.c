@@ -19,11 +19,11 @@
 
 #define SEGMENT_BYTES_MIN (64 * KVT_KIB)
 #define SEGMENT_BYTES_MAX (64 * KVT_MIB)
-#define SEGMENTS_MIN      4
+#define SEGMENTS_MIN 4
 /* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
-#define SERIAL_MAX        (((uint64_t)1 << 47) - 1)
-#define LOCK_NAME         "lock"
-#define SUPER_NAME        "superblock"
+#define SERIAL_MAX (((uint64_t)1 << 47) - 1)
+#define LOCK_NAME "lock"
+#define SUPER_NAME "superblock"
 
 enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status status, const char *format, ...)
 {
@@ -35,7 +35,7 @@ enum kvt_status kvt_store_refuse(struct kvt_store_error error, enum kvt_status s
     return status;
 }
 
-/* ---- The directory ------------------------------------------------------------------------------------------------- */
+/* ---- The directory ----------------------------------------------------------------------------------------------- */
 
 static enum kvt_status check_path(const char *path, struct kvt_store_error error)
 {
@@ -43,7 +43,8 @@ static enum kvt_status check_path(const char *path, struct kvt_store_error error
     const char *last = strrchr(path, '/');
     last = last ? last + 1 : path;
     if (strcmp(last, "..") == 0 || strcmp(last, ".") == 0 || last[0] == '\0')
-        return kvt_store_refuse(error, KVT_INVAL, "path is %s: its last component must name a directory of its own", path);
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: its last component must name a directory of its own",
+                                path);
     return KVT_OK;
 }
 
@@ -54,19 +55,17 @@ static enum kvt_status make_directory(struct kvt_store *store, struct kvt_store_
     bool is_made = false;
     store->is_directory_made = false;
     if (lstat(path, &status) != 0) {
-        if (store->is_existing)
-            return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", path);
-        if (mkdir(path, 0700) == 0)
-            is_made = true;
+        if (store->is_existing) return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", path);
+        if (mkdir(path, 0700) == 0) is_made = true;
         else if (errno == ENOENT)
             return kvt_store_refuse(error, KVT_INVAL, "path is %s: its parent directory must exist", path);
         else if (errno != EEXIST)
             return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be created: %s", path, strerror(errno));
-        if (lstat(path, &status) != 0)
-            return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
+        if (lstat(path, &status) != 0) return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
     }
     store->is_directory_made = is_made;
-    if (S_ISLNK(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: a symlink is not followed", path);
+    if (S_ISLNK(status.st_mode))
+        return kvt_store_refuse(error, KVT_INVAL, "path is %s: a symlink is not followed", path);
     if (!S_ISDIR(status.st_mode)) return kvt_store_refuse(error, KVT_INVAL, "path is %s: it must be a directory", path);
     if (is_made && chmod(path, 0700) != 0) /* a umask may have taken bits away */
         return kvt_store_refuse(error, KVT_IO, "path is %s: %s", path, strerror(errno));
@@ -84,9 +83,11 @@ static enum kvt_status take_lock(struct kvt_store *store, struct kvt_store_error
 {
     store->lock_file = openat(store->directory, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (store->lock_file < 0)
-        return kvt_store_refuse(error, KVT_IO, "path is %s: its lock file cannot be opened: %s", store->path, strerror(errno));
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its lock file cannot be opened: %s", store->path,
+                                strerror(errno));
     if (flock(store->lock_file, LOCK_EX | LOCK_NB) != 0)
-        return kvt_store_refuse(error, KVT_BUSY, "path is %s: another process has this store open, one at a time", store->path);
+        return kvt_store_refuse(error, KVT_BUSY, "path is %s: another process has this store open, one at a time",
+                                store->path);
     (void)fchmod(store->lock_file, 0600);
     return KVT_OK;
 }
@@ -110,8 +111,8 @@ static bool is_ours(const char *name)
 }
 
 /*
- * Removes what a crash left: names in our manner that are no segment below `slots` and not the superblock. Symlinks and files of
- * an impossible size in the place of a segment go too.
+ * Removes what a crash left: names in our manner that are no segment below `slots` and not the superblock. Symlinks and
+ * files of an impossible size in the place of a segment go too.
  */
 static void sweep(struct kvt_store *store, const char *name, const struct stat *status, uint32_t slots)
 {
@@ -120,13 +121,14 @@ static void sweep(struct kvt_store *store, const char *name, const struct stat *
     const bool is_plain = S_ISREG(status->st_mode);
     if (strcmp(name, SUPER_NAME) == 0 && is_plain) return;
     const bool is_fitting = (uint64_t)status->st_blocks * 512 <= store->segment_bytes + KVT_STORE_FILE_SLACK
-                         && (uint64_t)status->st_size <= store->segment_bytes;
+        && (uint64_t)status->st_size <= store->segment_bytes;
     if (index != KVT_STORE_NONE && index < slots && is_plain && is_fitting) return;
     if (unlinkat(store->directory, name, 0) == 0) {
         store->stats.swept_files++;
         kvt_log(&store->env, KVT_LOG_INFO, "%s: swept %s", store->path, name);
     } else {
-        kvt_log(&store->env, KVT_LOG_WARN, "%s: %s is in the way and cannot be removed: %s", store->path, name, strerror(errno));
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: %s is in the way and cannot be removed: %s", store->path, name,
+                strerror(errno));
         store->stats.foreign_bytes += (uint64_t)status->st_blocks * 512;
         store->stats.foreign_files++;
     }
@@ -137,11 +139,13 @@ static enum kvt_status scan_directory(struct kvt_store *store, uint32_t slots, s
 {
     char *const paths[] = { store->path, NULL };
     FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
-    if (!walk) return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be listed: %s", store->path, strerror(errno));
+    if (!walk)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be listed: %s", store->path, strerror(errno));
     for (FTSENT *entry = fts_read(walk); entry; entry = fts_read(walk)) {
         if (entry->fts_level == 0 || entry->fts_info == FTS_DP || !entry->fts_statp) continue;
         if (entry->fts_level == 1 && is_ours(entry->fts_name)) {
-            if (slots > 0 || has_prefix(entry->fts_name, ".kvtier-")) sweep(store, entry->fts_name, entry->fts_statp, slots);
+            if (slots > 0 || has_prefix(entry->fts_name, ".kvtier-"))
+                sweep(store, entry->fts_name, entry->fts_statp, slots);
             continue;
         }
         if (slots > 0) continue;
@@ -181,11 +185,11 @@ void kvt_store_directory_undo(struct kvt_store *store)
     (void)rmdir(store->path);
 }
 
-/* ---- Geometry ------------------------------------------------------------------------------------------------------- */
+/* ---- Geometry ---------------------------------------------------------------------------------------------------- */
 
 /*
- * What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, side files (the one that may
- * still be saved, and its predecessor beside it), foreign files.
+ * What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, side files (the one that
+ * may still be saved, and its predecessor beside it), foreign files.
  */
 static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
 {
@@ -199,7 +203,8 @@ static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
 
 static void count_fixed(struct kvt_store *store)
 {
-    store->allocated_fixed = fixed_bytes(store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
+    store->allocated_fixed = fixed_bytes(
+        store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
 }
 
 static uint64_t meta_bytes(uint64_t records)
@@ -246,24 +251,32 @@ static enum kvt_status new_geometry(struct kvt_store *store, uint32_t record_byt
 {
     const uint64_t least = store->allocated_fixed + SEGMENTS_MIN * (SEGMENT_BYTES_MIN + KVT_STORE_FILE_SLACK);
     if (store->capacity_bytes < least)
-        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: at least %llu are needed, for 4 segments and what else "
-                                "lies in the directory", (unsigned long long)store->capacity_bytes, (unsigned long long)least);
+        return kvt_store_refuse(error, KVT_INVAL,
+                                "capacity is %llu bytes: at least %llu are needed, for 4 segments and what else "
+                                "lies in the directory",
+                                (unsigned long long)store->capacity_bytes, (unsigned long long)least);
     set_geometry(store, choose_segment_bytes(kvt_store_usable_bytes(store), record_bytes_max, store->alignment));
     if (store->segments_max < SEGMENTS_MIN || record_bytes_max > length_max(store->segment_bytes))
-        return kvt_store_refuse(error, KVT_INVAL, "capacity is %llu bytes: it must hold 4 segments with a record of %u bytes each",
+        return kvt_store_refuse(error, KVT_INVAL,
+                                "capacity is %llu bytes: it must hold 4 segments with a record of %u bytes each",
                                 (unsigned long long)store->capacity_bytes, record_bytes_max);
     store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
     return KVT_OK;
 }
 
-/* ---- Superblock ----------------------------------------------------------------------------------------------------- */
+/* ---- Superblock -------------------------------------------------------------------------------------------------- */
 
 void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence, uint64_t epoch, uint8_t *block)
 {
-    struct kvt_superblock super = {
-        .magic = KVT_SUPERBLOCK_MAGIC, .version = KVT_STORE_FORMAT_VERSION, .alignment = store->alignment,
-        .store_id = store->store_id, .sequence = sequence, .epoch = epoch, .segment_bytes = store->segment_bytes,
-        .capacity_bytes = store->capacity_bytes, .segment_slots = store->segment_slots };
+    struct kvt_superblock super = { .magic = KVT_SUPERBLOCK_MAGIC,
+                                    .version = KVT_STORE_FORMAT_VERSION,
+                                    .alignment = store->alignment,
+                                    .store_id = store->store_id,
+                                    .sequence = sequence,
+                                    .epoch = epoch,
+                                    .segment_bytes = store->segment_bytes,
+                                    .capacity_bytes = store->capacity_bytes,
+                                    .segment_slots = store->segment_slots };
     super.crc = kvt_crc32c(0, &super, offsetof(struct kvt_superblock, crc));
     memset(block, 0, KVT_STORE_BLOCK_BYTES);
     memcpy(block, &super, sizeof super);
@@ -276,11 +289,13 @@ void kvt_store_superblock_fill(const struct kvt_store *store, uint64_t sequence,
 
 static bool super_is_valid(const struct kvt_superblock *super)
 {
-    return super->magic == KVT_SUPERBLOCK_MAGIC && super->crc == kvt_crc32c(0, super, offsetof(struct kvt_superblock, crc))
-        && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment) && super->alignment >= 512
-        && super->alignment <= KVT_STORE_BLOCK_BYTES && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
-        && super->segment_bytes >= SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
-        && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
+    return super->magic == KVT_SUPERBLOCK_MAGIC
+        && super->crc == kvt_crc32c(0, super, offsetof(struct kvt_superblock, crc))
+        && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment)
+        && super->alignment >= 512 && super->alignment <= KVT_STORE_BLOCK_BYTES
+        && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES) && super->segment_bytes >= SEGMENT_BYTES_MIN
+        && super->segment_bytes <= UINT32_MAX && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX
+        && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
 static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
@@ -288,15 +303,20 @@ static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_er
     for (int copy = 0; copy < 2; copy++) {
         store->super_sequence++;
         kvt_store_superblock_fill(store, store->super_sequence, store->epoch, store->super_buffer);
-        int failed = kvt_store_io_now(store, KVT_IO_WRITE, store->super_file, (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES,
-                                      store->super_buffer, KVT_STORE_BLOCK_BYTES);
+        int failed = kvt_store_io_now(store, KVT_IO_WRITE, store->super_file,
+                                      (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES, store->super_buffer,
+                                      KVT_STORE_BLOCK_BYTES);
         if (!failed) failed = kvt_store_io_now(store, KVT_IO_SYNC, store->super_file, 0, NULL, 0);
-        if (failed) return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path, strerror(failed));
+        if (failed)
+            return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path,
+                                    strerror(failed));
     }
     return KVT_OK;
 }
 
-/* Finds the newest valid copy. *ret_copies: how many were valid and of one epoch. IO: it is there and cannot be read. */
+/*
+ * Finds the newest valid copy. *ret_copies: how many were valid and of one epoch. IO: it is there and cannot be read.
+ */
 static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock *ret_super, int *ret_copies,
                                   struct kvt_store_error error)
 {
@@ -314,11 +334,14 @@ static enum kvt_status super_read(struct kvt_store *store, struct kvt_superblock
         best = super;
         struct kvt_superblock_key key;
         memcpy(&key, store->super_buffer + KVT_SUPERBLOCK_KEY_AT, sizeof key);
-        const bool is_keyed = key.magic == KVT_SUPERBLOCK_KEY_MAGIC && key.crc == kvt_crc32c(0, &key, offsetof(struct kvt_superblock_key, crc));
+        const bool is_keyed = key.magic == KVT_SUPERBLOCK_KEY_MAGIC
+            && key.crc == kvt_crc32c(0, &key, offsetof(struct kvt_superblock_key, crc));
         memset(store->key_id_found, 0, sizeof store->key_id_found);
         if (is_keyed) memcpy(store->key_id_found, key.id, sizeof store->key_id_found);
     }
-    if (copies == 0 && failed) return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be read: %s", store->path, strerror(failed));
+    if (copies == 0 && failed)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be read: %s", store->path,
+                                strerror(failed));
     *ret_super = best;
     *ret_copies = copies;
     return KVT_OK;
@@ -345,14 +368,15 @@ static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max
     struct timespec now;
     (void)clock_gettime(CLOCK_REALTIME, &now);
     const uint64_t drawn = store->env.clock_user || store->env.is_single_threaded
-                         ? kvt_env_now_ns(&store->env)
-                         : (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + (uint64_t)getpid();
+        ? kvt_env_now_ns(&store->env)
+        : (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + (uint64_t)getpid();
     store->store_id = kvt_mix64(store->store_id ^ kvt_mix64(store->env.seed ^ kvt_mix64(drawn)));
     store->epoch++;
     int os_errno;
     const struct kvt_block_io_ops *ops = store->io->ops;
     if (ops->allocate(store->io, store->super_file, 2 * KVT_STORE_BLOCK_BYTES, &os_errno) != KVT_OK)
-        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be allocated: %s", store->path, strerror(os_errno));
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be allocated: %s", store->path,
+                                strerror(os_errno));
     KVT_TRY(supers_write(store, error));
     if (ops->sync_directory(store->io, &os_errno) != KVT_OK)
         return kvt_store_refuse(error, KVT_IO, "path is %s: it cannot be synced: %s", store->path, strerror(os_errno));
@@ -378,17 +402,15 @@ static const char *super_adopt(struct kvt_store *store, const struct kvt_superbl
     const char *why = NULL;
     if (memcmp(key_id, store->key_id_found, sizeof key_id) != 0)
         why = "its records are under another key, or under none";
-    else if (super->alignment < io_alignment)
-        why = "the device wants a larger alignment";
-    else if (store->segments_max < SEGMENTS_MIN)
-        why = "its segments are too large for the capacity";
-    else if (record_bytes_max > length_max(super->segment_bytes))
-        why = "its segments are too small for the records";
+    else if (super->alignment < io_alignment) why = "the device wants a larger alignment";
+    else if (store->segments_max < SEGMENTS_MIN) why = "its segments are too large for the capacity";
+    else if (record_bytes_max > length_max(super->segment_bytes)) why = "its segments are too small for the records";
     if (why) store->alignment = io_alignment;
     return why;
 }
 
-static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes_max, bool *ret_is_new, struct kvt_store_error error)
+static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes_max, bool *ret_is_new,
+                                  struct kvt_store_error error)
 {
     const struct kvt_block_io_ops *ops = store->io->ops;
     int os_errno, copies = 0;
@@ -398,15 +420,18 @@ static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes
     } else if (store->is_existing) {
         store->super_file = -1;
         return kvt_store_refuse(error, KVT_INVAL, "path is %s: there is no store", store->path);
-    } else if (os_errno != ENOENT || ops->open_file(store->io, SUPER_NAME, true, &store->super_file, &os_errno) != KVT_OK) {
+    } else if (os_errno != ENOENT
+               || ops->open_file(store->io, SUPER_NAME, true, &store->super_file, &os_errno) != KVT_OK) {
         store->super_file = -1;
-        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be opened: %s", store->path, strerror(os_errno));
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be opened: %s", store->path,
+                                strerror(os_errno));
     }
     const char *why = copies > 0 ? super_adopt(store, &super, record_bytes_max) : NULL;
     *ret_is_new = copies == 0 || why != NULL;
     if (*ret_is_new) {
         if (store->is_existing)
-            return kvt_store_refuse(error, KVT_CORRUPT, "path is %s: %s", store->path, why ? why : "its superblock is damaged");
+            return kvt_store_refuse(error, KVT_CORRUPT, "path is %s: %s", store->path,
+                                    why ? why : "its superblock is damaged");
         if (why) kvt_log(&store->env, KVT_LOG_WARN, "%s: starts empty: %s", store->path, why);
         return format(store, record_bytes_max, error);
     }
@@ -416,9 +441,13 @@ static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes
     return is_changed ? supers_write(store, error) : KVT_OK;
 }
 
-/* ---- Segments found at open ----------------------------------------------------------------------------------------- */
+/* ---- Segments found at open -------------------------------------------------------------------------------------- */
 
-struct found_segment { uint32_t index; bool is_summarised; struct kvt_segment_footer footer; };
+struct found_segment {
+    uint32_t index;
+    bool is_summarised;
+    struct kvt_segment_footer footer;
+};
 
 static uint8_t *scan_buffer(const struct kvt_store *store) { return store->extents[0].buffer; }
 static uint32_t scan_buffer_bytes(const struct kvt_store *store) { return store->extent_count * store->extent_bytes; }
@@ -431,7 +460,10 @@ static uint32_t read_range(struct kvt_store *store, int file, uint64_t offset, v
     return os_errno == ETIME ? 0 : store->header_io.done_bytes;
 }
 
-/* blocks: the segment's first and its last one. True: it holds records of this store and epoch. The footer counts when the header was lost. */
+/*
+ * blocks: the segment's first and its last one. True: it holds records of this store and epoch. The footer counts when
+ * the header was lost.
+ */
 static bool classify(struct kvt_store *store, uint32_t index, const uint8_t *blocks, struct found_segment *ret_found)
 {
     struct kvt_segment *segment = &store->segments[index];
@@ -440,13 +472,15 @@ static bool classify(struct kvt_store *store, uint32_t index, const uint8_t *blo
     memcpy(&header, blocks, sizeof header);
     memcpy(&footer, blocks + KVT_STORE_BLOCK_BYTES, sizeof footer);
     const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
-        && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc)) && header.store_id == store->store_id
-        && header.index == index && header.sequence <= SERIAL_MAX;
+        && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc))
+        && header.store_id == store->store_id && header.index == index && header.sequence <= SERIAL_MAX;
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
-        && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc)) && footer.store_id == store->store_id
-        && footer.index == index && footer.sequence <= SERIAL_MAX && footer.entry_count <= store->entries_max;
+        && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc))
+        && footer.store_id == store->store_id && footer.index == index && footer.sequence <= SERIAL_MAX
+        && footer.entry_count <= store->entries_max;
     if (has_header && header.sequence >= store->segment_sequence)
-        store->has_day_before = kvt_wear_note_read(blocks, header.sequence, kvt_store_wall_s(store), &store->day_before_bytes);
+        store->has_day_before = kvt_wear_note_read(blocks, header.sequence, kvt_store_wall_s(store),
+                                                   &store->day_before_bytes);
     if (has_header) store->segment_sequence = kvt_max_u64(store->segment_sequence, header.sequence);
     if (has_footer) store->segment_sequence = kvt_max_u64(store->segment_sequence, footer.sequence);
     if (has_header && has_footer && footer.sequence < header.sequence) has_footer = false; /* of an earlier use */
@@ -479,7 +513,8 @@ static bool find_file(struct kvt_store *store, uint32_t index)
 static void start_scan(struct kvt_store *store, uint32_t i, int file, uint64_t offset, uint8_t *buffer, uint32_t size)
 {
     memset(buffer, 0, size); /* what is not read says nothing */
-    kvt_store_io_start(store, &store->scan_io[i], KVT_IO_READ, file, offset, buffer, size, true, kvt_store_io_nothing, NULL);
+    kvt_store_io_start(store, &store->scan_io[i], KVT_IO_READ, file, offset, buffer, size, true, kvt_store_io_nothing,
+                       NULL);
 }
 
 /* Finds the files from *next on, as many as are read at once, and what they hold. Returns how many hold records. */
@@ -492,7 +527,8 @@ static uint32_t classify_some(struct kvt_store *store, uint32_t *next, struct fo
         const int file = store->segments[*next].file;
         uint8_t *blocks = scan_buffer(store) + 2 * (uint64_t)files * KVT_STORE_BLOCK_BYTES;
         start_scan(store, 2 * files, file, 0, blocks, KVT_STORE_BLOCK_BYTES);
-        start_scan(store, 2 * files + 1, file, store->segment_bytes - KVT_STORE_BLOCK_BYTES, blocks + KVT_STORE_BLOCK_BYTES, KVT_STORE_BLOCK_BYTES);
+        start_scan(store, 2 * files + 1, file, store->segment_bytes - KVT_STORE_BLOCK_BYTES,
+                   blocks + KVT_STORE_BLOCK_BYTES, KVT_STORE_BLOCK_BYTES);
         indexes[files++] = *next;
     }
     if (!kvt_store_io_finish(store, store->scan_io, 2 * files)) {
@@ -500,7 +536,8 @@ static uint32_t classify_some(struct kvt_store *store, uint32_t *next, struct fo
         return 0;
     }
     for (uint32_t i = 0; i < files; i++)
-        count += classify(store, indexes[i], scan_buffer(store) + 2 * (uint64_t)i * KVT_STORE_BLOCK_BYTES, &ret_found[count]);
+        count += classify(store, indexes[i], scan_buffer(store) + 2 * (uint64_t)i * KVT_STORE_BLOCK_BYTES,
+                          &ret_found[count]);
     return count;
 }
 
@@ -549,8 +586,13 @@ static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, co
     return KVT_OK;
 }
 
-/* Summaries that are being read while an earlier one is taken over: of found[first .. next), in slots of the scan buffer. */
-struct ahead { uint32_t first, next; };
+/*
+ * Summaries that are being read while an earlier one is taken over: of found[first .. next), in slots of the scan
+ * buffer.
+ */
+struct ahead {
+    uint32_t first, next;
+};
 
 static uint64_t summary_padded(const struct found_segment *found)
 {
@@ -563,8 +605,8 @@ static bool summary_is_placed(const struct kvt_store *store, const struct found_
 }
 
 /* Has the reads of the next ones begun. */
-static void ahead_start(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t count, uint32_t slots,
-                        uint64_t slot_bytes)
+static void ahead_start(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t count,
+                        uint32_t slots, uint64_t slot_bytes)
 {
     for (; ahead->next < count && ahead->next - ahead->first < slots; ahead->next++) {
         const struct found_segment *next = &found[ahead->next];
@@ -573,17 +615,19 @@ static void ahead_start(struct kvt_store *store, struct ahead *ahead, const stru
             store->scan_io[slot].error = EINVAL; /* nothing to read; who asks reads it the plain way, or walks */
             continue;
         }
-        kvt_store_io_start(store, &store->scan_io[slot], KVT_IO_READ, store->segments[next->index].file, next->footer.summary_offset,
-                           scan_buffer(store) + slot * slot_bytes, (uint32_t)summary_padded(next), true, kvt_store_io_nothing, NULL);
+        kvt_store_io_start(store, &store->scan_io[slot], KVT_IO_READ, store->segments[next->index].file,
+                           next->footer.summary_offset, scan_buffer(store) + slot * slot_bytes,
+                           (uint32_t)summary_padded(next), true, kvt_store_io_nothing, NULL);
     }
     kvt_store_io_pump(store);
 }
 
 /* Takes over the summary of found[f] from what was read ahead. False: not to be had like that. */
-static bool summary_ahead(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t f, uint32_t count,
-                          enum kvt_status *ret_status)
+static bool summary_ahead(struct kvt_store *store, struct ahead *ahead, const struct found_segment *found, uint32_t f,
+                          uint32_t count, enum kvt_status *ret_status)
 {
-    const uint64_t slot_bytes = kvt_align_up((uint64_t)store->entries_max * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
+    const uint64_t slot_bytes = kvt_align_up((uint64_t)store->entries_max * sizeof(struct kvt_summary_entry),
+                                             KVT_STORE_BLOCK_BYTES);
     const uint32_t slots = (uint32_t)kvt_min_u64(scan_buffer_bytes(store) / slot_bytes, KVT_STORE_SCANS_MAX);
     if (slots < 2 || store->is_silent) return false;
     ahead->first = f;
@@ -594,7 +638,8 @@ static bool summary_ahead(struct kvt_store *store, struct ahead *ahead, const st
     const struct kvt_summary_entry *entries = (const void *)(scan_buffer(store) + slot * slot_bytes);
     if (!kvt_store_io_finish(store, io, 1)) store->is_silent = true;
     const bool is_good = !io->is_busy && io->error == 0
-        && kvt_crc32c(0, entries, (uint64_t)found[f].footer.entry_count * sizeof *entries) == found[f].footer.summary_crc;
+        && kvt_crc32c(0, entries, (uint64_t)found[f].footer.entry_count * sizeof *entries)
+            == found[f].footer.summary_crc;
     *ret_status = KVT_OK;
     for (uint32_t i = 0; is_good && i < found[f].footer.entry_count && *ret_status == KVT_OK; i++)
         *ret_status = recover_entry(store, found[f].index, &entries[i]);
@@ -618,7 +663,9 @@ static bool read_summary(struct kvt_store *store, const struct found_segment *fo
     if (found->footer.summary_offset != store->segment_bytes - KVT_STORE_BLOCK_BYTES - padded) return false;
     for (uint64_t at = 0; at < padded;) {
         const uint32_t piece = (uint32_t)kvt_min_u64(padded - at, scan_buffer_bytes(store));
-        if (read_range(store, store->segments[found->index].file, found->footer.summary_offset + at, scan_buffer(store), piece) != piece)
+        if (read_range(store, store->segments[found->index].file, found->footer.summary_offset + at, scan_buffer(store),
+                       piece)
+            != piece)
             return false;
         if (at < bytes) memcpy((uint8_t *)entries + at, scan_buffer(store), kvt_min_u64(piece, bytes - at));
         at += piece;
@@ -630,7 +677,12 @@ static bool read_summary(struct kvt_store *store, const struct found_segment *fo
 }
 
 /* A window on a segment file, for walking it. */
-struct walk { struct kvt_store *store; int file; uint64_t start; uint32_t size; };
+struct walk {
+    struct kvt_store *store;
+    int file;
+    uint64_t start;
+    uint32_t size;
+};
 
 /* The bytes from offset on, as many as are at hand; NULL at the end of what can be read. */
 static const uint8_t *walk_at(struct walk *walk, uint64_t offset, uint32_t *ret_size)
@@ -685,10 +737,14 @@ static enum kvt_status walk_segment(struct kvt_store *store, uint32_t index)
             store->stats.recovered_bad++; /* a torn tail */
             continue;
         }
-        const struct kvt_summary_entry listed = {
-            .name = header.name, .generation = header.generation, .sequence = header.sequence,
-            .offset_units = (uint32_t)(header.offset / KVT_STORE_UNIT_BYTES), .length = header.length,
-            .tokens = (uint16_t)header.tokens, .form = (uint8_t)header.form, .flags = (uint8_t)header.flags };
+        const struct kvt_summary_entry listed = { .name = header.name,
+                                                  .generation = header.generation,
+                                                  .sequence = header.sequence,
+                                                  .offset_units = (uint32_t)(header.offset / KVT_STORE_UNIT_BYTES),
+                                                  .length = header.length,
+                                                  .tokens = (uint16_t)header.tokens,
+                                                  .form = (uint8_t)header.form,
+                                                  .flags = (uint8_t)header.flags };
         if (!(header.flags & KVT_RECORD_PRIVATE)) store->summaries[1][segment->entry_count++] = listed;
         KVT_TRY(recover_entry(store, index, &listed));
     }
@@ -732,7 +788,8 @@ static uint32_t evict_to_capacity(struct kvt_store *store, struct found_segment 
 static enum kvt_status find_segments(struct kvt_store *store, struct found_segment *found)
 {
     uint32_t count = 0;
-    for (uint32_t next = 0; next < store->segment_slots && !store->is_silent;) count += classify_some(store, &next, found + count);
+    for (uint32_t next = 0; next < store->segment_slots && !store->is_silent;)
+        count += classify_some(store, &next, found + count);
     qsort_r(found, count, sizeof *found, by_sequence, store);
     const uint32_t first = evict_to_capacity(store, found, count);
     uint64_t records = 0;
@@ -760,7 +817,8 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
     }
     /* The note was made when the youngest segment was begun: what it holds was written after it. */
     if (store->has_day_before) {
-        const struct kvt_segment *open = store->open_segment == KVT_STORE_NONE ? NULL : &store->segments[store->open_segment];
+        const struct kvt_segment *open = store->open_segment == KVT_STORE_NONE ? NULL
+                                                                               : &store->segments[store->open_segment];
         store->wear.seen_bytes -= store->day_before_bytes + (open ? open->data_end : store->segment_bytes);
     }
     store->stats.recovered_records = store->index.live;

@@ -8,8 +8,8 @@
 #include "runtime/base/mem.h"
 #include "tiers/store_private.h"
 
-#define UNIT_BYTES  16384u
-#define REGION_MIN  (64 * KVT_MIB)
+#define UNIT_BYTES 16384u
+#define REGION_MIN (64 * KVT_MIB)
 
 /* A session's key, ready to use. */
 struct session {
@@ -43,10 +43,11 @@ struct kvt_seal {
     struct kvt_op_queue puts, gets, urgent_gets, done;
 };
 
-/* ---- Keys --------------------------------------------------------------------------------------------------------------- */
+/* ---- Keys -------------------------------------------------------------------------------------------------------- */
 
 /* A digest under the caller's key: of what, and of which. */
-static void derive(const struct kvt_seal *seal, const char *what, const void *which, size_t which_bytes, uint8_t *ret, size_t ret_bytes)
+static void derive(const struct kvt_seal *seal, const char *what, const void *which, size_t which_bytes, uint8_t *ret,
+                   size_t ret_bytes)
 {
     crypto_generichash_state state;
     (void)crypto_generichash_init(&state, seal->key, sizeof seal->key, ret_bytes);
@@ -66,7 +67,8 @@ static void session_begin(const struct kvt_seal *seal, const uint8_t name[16], s
 static struct session *session_of(struct kvt_seal *seal, const uint8_t name[16])
 {
     if (memcmp(seal->own.name, name, sizeof seal->own.name) == 0) return &seal->own;
-    if (!seal->other.is_there || memcmp(seal->other.name, name, sizeof seal->other.name) != 0) session_begin(seal, name, &seal->other);
+    if (!seal->other.is_there || memcmp(seal->other.name, name, sizeof seal->other.name) != 0)
+        session_begin(seal, name, &seal->other);
     return &seal->other;
 }
 
@@ -121,10 +123,13 @@ void kvt_seal_id(const struct kvt_seal *seal, uint64_t store_id, uint8_t ret_id[
 enum kvt_seal_cipher kvt_seal_cipher(const struct kvt_seal *seal) { return seal->cipher; }
 void kvt_seal_set_cipher(struct kvt_seal *seal, enum kvt_seal_cipher cipher) { seal->cipher = cipher; }
 
-/* ---- Bytes --------------------------------------------------------------------------------------------------------------- */
+/* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
 /* Head and subject as they are authenticated; the head without its tag. */
-struct bound { struct kvt_seal_head head; struct kvt_seal_subject subject; };
+struct bound {
+    struct kvt_seal_head head;
+    struct kvt_seal_subject subject;
+};
 
 static struct bound bound_of(const struct kvt_seal_head *head, const struct kvt_seal_subject *subject)
 {
@@ -133,7 +138,8 @@ static struct bound bound_of(const struct kvt_seal_head *head, const struct kvt_
     return bound;
 }
 
-_Static_assert(crypto_aead_aes256gcm_ABYTES == 16 && crypto_aead_xchacha20poly1305_ietf_ABYTES == 16, "one size of tag");
+_Static_assert(crypto_aead_aes256gcm_ABYTES == 16 && crypto_aead_xchacha20poly1305_ietf_ABYTES == 16,
+               "one size of tag");
 
 void kvt_seal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject, const void *plain, uint8_t *target)
 {
@@ -145,15 +151,18 @@ void kvt_seal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subjec
     memcpy(nonce, &head.counter, sizeof head.counter);
     const uint8_t *with = (const uint8_t *)&bound;
     if (seal->cipher == KVT_SEAL_AES_256_GCM)
-        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(target + sizeof head, head.tag, NULL, plain, subject->length, with,
-                                                             sizeof bound, NULL, nonce, &seal->own.aes);
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(target + sizeof head, head.tag, NULL, plain,
+                                                             subject->length, with, sizeof bound, NULL, nonce,
+                                                             &seal->own.aes);
     else
-        (void)crypto_aead_xchacha20poly1305_ietf_encrypt_detached(target + sizeof head, head.tag, NULL, plain, subject->length, with,
-                                                                  sizeof bound, NULL, nonce, seal->own.key);
+        (void)crypto_aead_xchacha20poly1305_ietf_encrypt_detached(target + sizeof head, head.tag, NULL, plain,
+                                                                  subject->length, with, sizeof bound, NULL, nonce,
+                                                                  seal->own.key);
     memcpy(target, &head, sizeof head);
 }
 
-bool kvt_unseal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject, const uint8_t *sealed, void *target)
+bool kvt_unseal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject, const uint8_t *sealed,
+                      void *target)
 {
     struct kvt_seal_head head;
     memcpy(&head, sealed, sizeof head);
@@ -163,15 +172,17 @@ bool kvt_unseal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subj
     const uint8_t *with = (const uint8_t *)&bound;
     const struct session *session = session_of(seal, head.session);
     if (head.cipher == KVT_SEAL_AES_256_GCM && seal->has_aes)
-        return crypto_aead_aes256gcm_decrypt_detached_afternm(target, NULL, sealed + sizeof head, subject->length, head.tag, with,
-                                                              sizeof bound, nonce, &session->aes) == 0;
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(target, NULL, sealed + sizeof head, subject->length,
+                                                              head.tag, with, sizeof bound, nonce, &session->aes)
+            == 0;
     if (head.cipher == KVT_SEAL_XCHACHA20_POLY1305)
-        return crypto_aead_xchacha20poly1305_ietf_decrypt_detached(target, NULL, sealed + sizeof head, subject->length, head.tag, with,
-                                                                   sizeof bound, nonce, session->key) == 0;
+        return crypto_aead_xchacha20poly1305_ietf_decrypt_detached(target, NULL, sealed + sizeof head, subject->length,
+                                                                   head.tag, with, sizeof bound, nonce, session->key)
+            == 0;
     return false;
 }
 
-/* ---- Buffers ------------------------------------------------------------------------------------------------------------- */
+/* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
 /* First fit. Puts leave half of the region to gets, so that no get waits behind a queue of puts. */
 static bool buffer_take(struct kvt_seal *seal, struct job *job, uint32_t bytes, bool is_put)
@@ -201,15 +212,13 @@ static void job_free(struct kvt_seal *seal, struct job *job)
     seal->free_jobs = job;
 }
 
-/* ---- In the store ----------------------------------------------------------------------------------------------------- */
+/* ---- In the store ------------------------------------------------------------------------------------------------ */
 
 static void push(struct kvt_op_queue *queue, struct kvt_store_op *op)
 {
     op->next = NULL;
-    if (queue->tail)
-        queue->tail->next = op;
-    else
-        queue->head = op;
+    if (queue->tail) queue->tail->next = op;
+    else queue->head = op;
     queue->tail = op;
 }
 
@@ -223,8 +232,8 @@ static struct kvt_store_op *pop(struct kvt_op_queue *queue)
     return op;
 }
 
-static struct kvt_op_queue *queue_for(struct kvt_op_queue *puts, struct kvt_op_queue *gets, struct kvt_op_queue *urgent_gets,
-                                      const struct kvt_store_op *op)
+static struct kvt_op_queue *queue_for(struct kvt_op_queue *puts, struct kvt_op_queue *gets,
+                                      struct kvt_op_queue *urgent_gets, const struct kvt_store_op *op)
 {
     if (op->kind == KVT_STORE_PUT) return puts;
     return (op->flags & KVT_STORE_URGENT) ? urgent_gets : gets;
@@ -239,8 +248,12 @@ struct kvt_op_queue *kvt_seal_done_queue(struct kvt_seal *seal) { return &seal->
 
 static struct kvt_seal_subject subject_of(const struct kvt_store *store, const struct kvt_store_op *op, uint64_t epoch)
 {
-    struct kvt_seal_subject subject = { .store_id = store->store_id, .epoch = epoch, .generation = op->generation,
-                                        .length = op->length, .tokens = op->tokens, .form = op->form };
+    struct kvt_seal_subject subject = { .store_id = store->store_id,
+                                        .epoch = epoch,
+                                        .generation = op->generation,
+                                        .length = op->length,
+                                        .tokens = op->tokens,
+                                        .form = op->form };
     memcpy(subject.name, &op->name, sizeof subject.name);
     return subject;
 }
@@ -337,7 +350,8 @@ static enum kvt_status forget(struct kvt_store *store, const struct job *job)
 {
     if (job->epoch != store->epoch) return KVT_NOTFOUND; /* a reset came in between: it was sealed for another epoch */
     struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(&job->outer->name));
-    if (entry && entry->generation == job->inner.ret_generation && entry->length == job->inner.ret_length) kvt_store_entry_drop(store, entry);
+    if (entry && entry->generation == job->inner.ret_generation && entry->length == job->inner.ret_length)
+        kvt_store_entry_drop(store, entry);
     store->stats.corrupt++;
     return KVT_CORRUPT;
 }
@@ -358,7 +372,9 @@ static bool finish_one(struct kvt_store *store)
     if (is_tampered) status = forget(store, job);
     deliver(store, job->outer, status);
     pthread_mutex_unlock(&store->lock);
-    if (is_tampered) kvt_log(&store->env, KVT_LOG_WARN, "%s: a record of %u bytes is not authentic, serving a miss", store->path, inner->ret_length);
+    if (is_tampered)
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: a record of %u bytes is not authentic, serving a miss", store->path,
+                inner->ret_length);
     job_free(seal, job);
     return true;
 }

@@ -1,25 +1,29 @@
 /*
- * store_seal: authenticated encryption at rest. A sealed record's payload is a head, then the caller's bytes encrypted: AES-256-GCM
- * where the CPU has it, XChaCha20-Poly1305 otherwise. The head says which, so that either machine's records open on the other
- * (a record of a cipher that this CPU lacks is a miss).
+ * store_seal: authenticated encryption at rest. A sealed record's payload is a head, then the caller's bytes encrypted:
+ *             AES-256-GCM
+ * where the CPU has it, XChaCha20-Poly1305 otherwise. The head says which, so that either machine's records open on the
+ * other (a record of a cipher that this CPU lacks is a miss).
  *
- * A nonce is never used twice under one key. Each opening of a store draws a session, 128 random bits, and derives its own
- * subkey from the caller's key and the session; within a session the nonce is a counter of 64 bits that every put takes one of.
- * Nothing that lies on the disk enters it, so it does not matter what the disk says: a segment that is recycled, a torn tail that
- * is written over, a restart that finds fewer records than were written, a directory that was copied or set back to an older
- * state, two copies of one directory open at once. (Epoch, segment sequence and offset would not do: after a crash the same
- * place of the same segment use can be written again, with other bytes.) A record that is copied forward keeps its bytes, so
- * nothing is encrypted again; what binds it to its new place is the record header's checksum.
+ * A nonce is never used twice under one key. Each opening of a store draws a session, 128 random bits, and derives its
+ * own subkey from the caller's key and the session; within a session the nonce is a counter of 64 bits that every put
+ * takes one of. Nothing that lies on the disk enters it, so it does not matter what the disk says: a segment that is
+ * recycled, a torn tail that is written over, a restart that finds fewer records than were written, a directory that
+ * was copied or set back to an older state, two copies of one directory open at once. (Epoch, segment sequence and
+ * offset would not do: after a crash the same place of the same segment use can be written again, with other bytes.) A
+ * record that is copied forward keeps its bytes, so nothing is encrypted again; what binds it to its new place is the
+ * record header's checksum.
  *
- * Authenticated with the bytes: store, epoch, space, key, generation, length, tokens, form, session, counter, cipher. So a
- * record of another name, of before a reset, or of another store fails, whoever made its checksums hold. Not hidden: names,
- * lengths and forms. Not detected: a whole directory that is set back to what it was (but its records are exact ones).
+ * Authenticated with the bytes: store, epoch, space, key, generation, length, tokens, form, session, counter, cipher.
+ * So a record of another name, of before a reset, or of another store fails, whoever made its checksums hold. Not
+ * hidden: names, lengths and forms. Not detected: a whole directory that is set back to what it was (but its records
+ * are exact ones).
  *
- * Where it sits: between the callers' queues and the log's, in the I/O thread. Callers' ops wait here; each becomes an inner op
- * with a buffer of its own, which goes through the store as in any other; what comes back is opened into the caller's buffer.
+ * Where it sits: between the callers' queues and the log's, in the I/O thread. Callers' ops wait here; each becomes an
+ * inner op with a buffer of its own, which goes through the store as in any other; what comes back is opened into the
+ * caller's buffer.
  *
- * The caller's key never touches the disk. A digest of it does, in the superblock: with another key, or none, the store starts
- * empty, as one of another shape does.
+ * The caller's key never touches the disk. A digest of it does, in the superblock: with another key, or none, the store
+ * starts empty, as one of another shape does.
  */
 #ifndef KVT_TIERS_STORE_SEAL_H
 #define KVT_TIERS_STORE_SEAL_H
@@ -35,7 +39,7 @@ struct kvt_op_queue;
 struct kvt_store_op;
 
 #define KVT_SEAL_KEY_BYTES 32
-#define KVT_SEAL_ID_BYTES  16
+#define KVT_SEAL_ID_BYTES 16
 
 enum kvt_seal_cipher { KVT_SEAL_AES_256_GCM = 1, KVT_SEAL_XCHACHA20_POLY1305 = 2 };
 
@@ -73,10 +77,13 @@ void kvt_seal_set_cipher(struct kvt_seal *seal, enum kvt_seal_cipher cipher);
 
 /* target: KVT_SEAL_BYTES and length. Thread: the I/O thread. */
 void kvt_seal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject, const void *plain, uint8_t *target);
-/* sealed: KVT_SEAL_BYTES and subject->length. False: not what was sealed under this name and key; target is undefined. */
-KVT_NODISCARD bool kvt_unseal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject, const uint8_t *sealed, void *target);
+/*
+ * sealed: KVT_SEAL_BYTES and subject->length. False: not what was sealed under this name and key; target is undefined.
+ */
+KVT_NODISCARD bool kvt_unseal_bytes(struct kvt_seal *seal, const struct kvt_seal_subject *subject,
+                                    const uint8_t *sealed, void *target);
 
-/* ---- In the store ----------------------------------------------------------------------------------------------------- */
+/* ---- In the store ------------------------------------------------------------------------------------------------ */
 
 /* Under the lock: a caller's op that was accepted. */
 void kvt_seal_queue(struct kvt_seal *seal, struct kvt_store_op *op);

@@ -1,6 +1,6 @@
 /*
- * A side file is written under a name of its own that the next open sweeps, synced, renamed, and the directory synced: at any
- * moment the old one is there as a whole, or the new one is, or none was.
+ * A side file is written under a name of its own that the next open sweeps, synced, renamed, and the directory synced:
+ * at any moment the old one is there as a whole, or the new one is, or none was.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,9 @@
 
 #define SAVING_NAME ".kvtier-side" /* swept at open, as all of .kvtier- */
 
-struct side_name { char text[48]; };
+struct side_name {
+    char text[48];
+};
 
 static struct side_name side_name(const uint64_t name[2])
 {
@@ -52,7 +54,8 @@ static bool fill_and_sync(int file, const void *bytes, size_t size)
     return is_ok;
 }
 
-enum kvt_status kvt_store_side_save(struct kvt_store *store, const uint64_t name[2], const void *bytes, size_t size, int *ret_errno)
+enum kvt_status kvt_store_side_save(struct kvt_store *store, const uint64_t name[2], const void *bytes, size_t size,
+                                    int *ret_errno)
 {
     const struct side_name side = side_name(name);
     *ret_errno = 0;
@@ -84,7 +87,8 @@ static enum kvt_status read_all(int file, uint8_t *target, size_t capacity, size
     return KVT_OK;
 }
 
-enum kvt_status kvt_store_side_load(struct kvt_store *store, const uint64_t name[2], void *target, size_t capacity, size_t *ret_size)
+enum kvt_status kvt_store_side_load(struct kvt_store *store, const uint64_t name[2], void *target, size_t capacity,
+                                    size_t *ret_size)
 {
     const struct side_name side = side_name(name);
     const int file = openat(store->directory, side.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -100,9 +104,13 @@ void kvt_store_side_remove(struct kvt_store *store, const uint64_t name[2])
     (void)unlinkat(store->directory, side.text, 0);
 }
 
-/* ---- What lies there --------------------------------------------------------------------------------------------------- */
+/* ---- What lies there --------------------------------------------------------------------------------------------- */
 
-struct found_side { char name[256]; uint64_t bytes; struct timespec written; };
+struct found_side {
+    char name[256];
+    uint64_t bytes;
+    struct timespec written;
+};
 
 static bool is_older(const struct found_side *a, const struct found_side *b)
 {

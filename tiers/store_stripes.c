@@ -17,15 +17,15 @@ struct kvt_stripes {
     struct kvt_store *members[KVT_STORE_PATHS_MAX];
     uint64_t hashes[KVT_STORE_PATHS_MAX]; /* of the path of each member */
     uint32_t count;
-    uint32_t lost;          /* directories that could not be opened */
-    uint32_t turn;          /* which one is polled first */
+    uint32_t lost; /* directories that could not be opened */
+    uint32_t turn; /* which one is polled first */
     bool is_single_threaded;
-    int event;              /* an epoll of the members' */
+    int event; /* an epoll of the members' */
     pthread_mutex_t lock;
     uint64_t number, watermark; /* under the lock */
 };
 
-/* ---- Open and close ------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static uint64_t hash_of_path(const char *path)
 {
@@ -43,15 +43,18 @@ static struct kvt_store_config member_config(const struct kvt_store_config *conf
     member.paths = NULL;
     member.path_count = 0;
     member.capacity_bytes = share(config->capacity_bytes, config->path_count);
-    member.staging_bytes = config->staging_bytes ? kvt_max_u64(share(config->staging_bytes, config->path_count), KVT_MIB) : 0;
+    member.staging_bytes = config->staging_bytes
+        ? kvt_max_u64(share(config->staging_bytes, config->path_count), KVT_MIB)
+        : 0;
     member.queue_bytes = share(config->queue_bytes, config->path_count);
     member.bytes_per_day = share(config->bytes_per_day, config->path_count);
     member.held_bytes_max = share(config->held_bytes_max, config->path_count);
     return member;
 }
 
-static enum kvt_status open_members(struct kvt_stripes *stripes, const struct kvt_store_config *config, const struct kvt_env *env,
-                                    const struct kvt_store_more *more, char *ret_error, size_t error_bytes)
+static enum kvt_status open_members(struct kvt_stripes *stripes, const struct kvt_store_config *config,
+                                    const struct kvt_env *env, const struct kvt_store_more *more, char *ret_error,
+                                    size_t error_bytes)
 {
     enum kvt_status worst = KVT_OK;
     for (uint32_t i = 0; i < config->path_count; i++) {
@@ -61,7 +64,9 @@ static enum kvt_status open_members(struct kvt_stripes *stripes, const struct kv
         if (status == KVT_IO) {
             worst = status;
             stripes->lost++;
-            if (env) kvt_log(env, KVT_LOG_WARN, "%s: left out, what it holds are misses: %s", member.path, ret_error ? ret_error : "");
+            if (env)
+                kvt_log(env, KVT_LOG_WARN, "%s: left out, what it holds are misses: %s", member.path,
+                        ret_error ? ret_error : "");
             continue;
         }
         KVT_TRY(status);
@@ -80,7 +85,8 @@ static enum kvt_status check_paths(const struct kvt_store_config *config, struct
 {
     if (config->path) return kvt_store_refuse(error, KVT_INVAL, "path is %s: paths are given already", config->path);
     if (config->path_count > KVT_STORE_PATHS_MAX)
-        return kvt_store_refuse(error, KVT_INVAL, "path_count is %u: at most %u", config->path_count, KVT_STORE_PATHS_MAX);
+        return kvt_store_refuse(error, KVT_INVAL, "path_count is %u: at most %u", config->path_count,
+                                KVT_STORE_PATHS_MAX);
     for (uint32_t i = 0; i < config->path_count; i++)
         for (uint32_t j = 0; j < i; j++)
             if (hash_of_path(config->paths[i]) == hash_of_path(config->paths[j]))
@@ -97,7 +103,8 @@ static void stripes_free(struct kvt_stripes *stripes)
 }
 
 enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const struct kvt_env *env,
-                                 const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error, size_t error_bytes)
+                                 const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error,
+                                 size_t error_bytes)
 {
     const struct kvt_store_error error = { .text = ret_error, .size = error_bytes };
     if (kvt_key_init() != KVT_OK) return KVT_NOMEM;
@@ -112,7 +119,8 @@ enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const st
     (void)pthread_mutex_init(&stripes->lock, NULL);
     stripes->is_single_threaded = env && env->is_single_threaded;
     stripes->event = epoll_create1(EPOLL_CLOEXEC);
-    enum kvt_status status = stripes->event < 0 ? KVT_NOMEM : open_members(stripes, config, env, more, ret_error, error_bytes);
+    enum kvt_status status = stripes->event < 0 ? KVT_NOMEM
+                                                : open_members(stripes, config, env, more, ret_error, error_bytes);
     if (status != KVT_OK) {
         stripes_free(stripes);
         kvt_free(store);
@@ -130,13 +138,17 @@ void kvt_stripes_close(struct kvt_store **store)
     *store = NULL;
 }
 
-/* ---- Where ------------------------------------------------------------------------------------------------------------- */
+/* ---- Where ------------------------------------------------------------------------------------------------------- */
 
-struct kvt_store *kvt_stripes_at(struct kvt_stripes *stripes, uint32_t i) { return i < stripes->count ? stripes->members[i] : NULL; }
+struct kvt_store *kvt_stripes_at(struct kvt_stripes *stripes, uint32_t i)
+{
+    return i < stripes->count ? stripes->members[i] : NULL;
+}
 
 struct kvt_store *kvt_stripes_of(struct kvt_stripes *stripes, const struct kvt_store_name *name)
 {
-    const uint64_t hash = kvt_mix64(name->key[0] ^ kvt_mix64(name->key[1] ^ kvt_mix64(name->space[0] ^ kvt_mix64(name->space[1]))));
+    const uint64_t hash = kvt_mix64(name->key[0]
+                                    ^ kvt_mix64(name->key[1] ^ kvt_mix64(name->space[0] ^ kvt_mix64(name->space[1]))));
     uint32_t best = 0;
     uint64_t best_score = 0;
     for (uint32_t i = 0; i < stripes->count; i++) {
@@ -148,7 +160,7 @@ struct kvt_store *kvt_stripes_of(struct kvt_stripes *stripes, const struct kvt_s
     return stripes->members[best];
 }
 
-/* ---- Ops --------------------------------------------------------------------------------------------------------------- */
+/* ---- Ops --------------------------------------------------------------------------------------------------------- */
 
 uint32_t kvt_stripes_submit(struct kvt_stripes *stripes, struct kvt_store_op *const *ops, uint32_t n)
 {
@@ -216,7 +228,8 @@ bool kvt_stripes_wait(struct kvt_stripes *stripes, uint64_t timeout_ns)
         }
     }
     for (uint32_t round = 0; round < IDLE_ROUNDS_MAX; round++) {
-        for (uint32_t i = 0; i < stripes->count; i++) (void)kvt_store_poll(stripes->members[i], NULL, 0); /* drives, takes nothing */
+        /* drives, takes nothing */
+        for (uint32_t i = 0; i < stripes->count; i++) (void)kvt_store_poll(stripes->members[i], NULL, 0);
         if (has_done(stripes)) return true;
         const struct timespec moment = { .tv_nsec = round < 64 ? 0 : 100000 };
         (void)nanosleep(&moment, NULL);
@@ -227,12 +240,14 @@ bool kvt_stripes_wait(struct kvt_stripes *stripes, uint64_t timeout_ns)
 uint32_t kvt_stripes_length_max(struct kvt_stripes *stripes)
 {
     uint32_t length = UINT32_MAX;
-    for (uint32_t i = 0; i < stripes->count; i++) length = kvt_min_u32(length, kvt_store_length_max(stripes->members[i]));
+    for (uint32_t i = 0; i < stripes->count; i++)
+        length = kvt_min_u32(length, kvt_store_length_max(stripes->members[i]));
     return length;
 }
 
 /* The cursor's upper byte says which directory. */
-uint32_t kvt_stripes_list(struct kvt_stripes *stripes, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max)
+uint32_t kvt_stripes_list(struct kvt_stripes *stripes, uint64_t *cursor, struct kvt_store_listed *ret_listed,
+                          uint32_t max)
 {
     enum { SHIFT = 56 };
     uint32_t count = 0;
@@ -244,10 +259,12 @@ uint32_t kvt_stripes_list(struct kvt_stripes *stripes, uint64_t *cursor, struct 
     return count;
 }
 
-uint32_t kvt_stripes_exists(struct kvt_stripes *stripes, const struct kvt_store_name *names, uint32_t n, bool *ret_exists)
+uint32_t kvt_stripes_exists(struct kvt_stripes *stripes, const struct kvt_store_name *names, uint32_t n,
+                            bool *ret_exists)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < n; i++) count += kvt_store_exists(kvt_stripes_of(stripes, &names[i]), &names[i], 1, &ret_exists[i]);
+    for (uint32_t i = 0; i < n; i++)
+        count += kvt_store_exists(kvt_stripes_of(stripes, &names[i]), &names[i], 1, &ret_exists[i]);
     return count;
 }
 
@@ -266,7 +283,7 @@ uint32_t kvt_stripes_poll_lost(struct kvt_stripes *stripes, struct kvt_store_nam
     return count;
 }
 
-/* ---- Durability ------------------------------------------------------------------------------------------------------ */
+/* ---- Durability -------------------------------------------------------------------------------------------------- */
 
 uint64_t kvt_stripes_watermark(struct kvt_stripes *stripes)
 {
@@ -336,20 +353,56 @@ enum kvt_status kvt_stripes_compact(struct kvt_stripes *stripes)
     return worst;
 }
 
-/* ---- Numbers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-/* Sums, but for what describes a disk: that is the first one's. Peaks of different moments may add up to more than was ever there. */
+/*
+ * Sums, but for what describes a disk: that is the first one's. Peaks of different moments may add up to more than was
+ * ever there.
+ */
 static void add_stats(struct kvt_store_stats *sum, const struct kvt_store_stats *one)
 {
     static const size_t fields[] = {
 #define FIELD(name) offsetof(struct kvt_store_stats, name)
-        FIELD(capacity_bytes), FIELD(allocated_bytes), FIELD(allocated_peak), FIELD(foreign_bytes), FIELD(foreign_files), FIELD(swept_files),
-        FIELD(records), FIELD(live_bytes), FIELD(held_bytes), FIELD(segments), FIELD(segments_max), FIELD(puts), FIELD(put_bytes),
-        FIELD(put_stored_bytes), FIELD(gets), FIELD(get_bytes), FIELD(misses), FIELD(corrupt), FIELD(read_errors), FIELD(write_errors),
-        FIELD(short_transfers), FIELD(refused), FIELD(pauses), FIELD(reclaims), FIELD(moved_records), FIELD(moved_bytes),
-        FIELD(evicted_records), FIELD(lost_records), FIELD(written_bytes), FIELD(read_bytes), FIELD(syncs), FIELD(recovered_records),
-        FIELD(recovered_private), FIELD(recovered_bad), FIELD(index_bytes), FIELD(day_bytes), FIELD(day_bytes_max), FIELD(refused_wear),
-        FIELD(refused_slow), FIELD(write_bytes_per_s),
+        FIELD(capacity_bytes),
+        FIELD(allocated_bytes),
+        FIELD(allocated_peak),
+        FIELD(foreign_bytes),
+        FIELD(foreign_files),
+        FIELD(swept_files),
+        FIELD(records),
+        FIELD(live_bytes),
+        FIELD(held_bytes),
+        FIELD(segments),
+        FIELD(segments_max),
+        FIELD(puts),
+        FIELD(put_bytes),
+        FIELD(put_stored_bytes),
+        FIELD(gets),
+        FIELD(get_bytes),
+        FIELD(misses),
+        FIELD(corrupt),
+        FIELD(read_errors),
+        FIELD(write_errors),
+        FIELD(short_transfers),
+        FIELD(refused),
+        FIELD(pauses),
+        FIELD(reclaims),
+        FIELD(moved_records),
+        FIELD(moved_bytes),
+        FIELD(evicted_records),
+        FIELD(lost_records),
+        FIELD(written_bytes),
+        FIELD(read_bytes),
+        FIELD(syncs),
+        FIELD(recovered_records),
+        FIELD(recovered_private),
+        FIELD(recovered_bad),
+        FIELD(index_bytes),
+        FIELD(day_bytes),
+        FIELD(day_bytes_max),
+        FIELD(refused_wear),
+        FIELD(refused_slow),
+        FIELD(write_bytes_per_s),
 #undef FIELD
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(fields); i++) {
@@ -372,7 +425,9 @@ void kvt_stripes_stats(struct kvt_stripes *stripes, struct kvt_store_stats *ret_
         kvt_store_stats(stripes->members[i], &one);
         add_stats(ret_stats, &one);
     }
-    ret_stats->write_amplification = ret_stats->put_bytes ? (double)ret_stats->written_bytes / (double)ret_stats->put_bytes : 0;
+    ret_stats->write_amplification = ret_stats->put_bytes
+        ? (double)ret_stats->written_bytes / (double)ret_stats->put_bytes
+        : 0;
     ret_stats->directories = stripes->count;
     ret_stats->directories_lost = stripes->lost;
     ret_stats->watermark = kvt_stripes_watermark(stripes);

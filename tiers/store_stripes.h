@@ -1,11 +1,12 @@
 /*
- * store_stripes: one store over several directories, each a whole store of its own: its I/O thread, log, index, capacity.
+ * store_stripes: one store over several directories, each a whole store of its own: its I/O thread, log, index,
+ *                capacity.
  *
- * A record lives in one of them, chosen by its name and the directories' paths (the highest of their hashes together), so their
- * order does not matter, and when one is lost, replaced, added or taken away only its share of the names goes elsewhere.
- * A directory whose disk fails when it is opened is left out, with a warning: its records are misses, and its names go to the
- * others until it is back. One that fails later fails its own ops only. A reset while one is left out says IO: what
- * lies there could be found again.
+ * A record lives in one of them, chosen by its name and the directories' paths (the highest of their hashes together),
+ * so their order does not matter, and when one is lost, replaced, added or taken away only its share of the names goes
+ * elsewhere. A directory whose disk fails when it is opened is left out, with a warning: its records are misses, and
+ * its names go to the others until it is back. One that fails later fails its own ops only. A reset while one is left
+ * out says IO: what lies there could be found again.
  *
  * The handle is a kvt_store with nothing but `stripes`; each public call of store.c begins by asking for it.
  * Thread:  any, as store.h says. The lock orders puts and numbers; it is never held while something waits.
@@ -19,8 +20,8 @@ struct kvt_stripes;
 struct kvt_store_more;
 
 KVT_NODISCARD enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const struct kvt_env *env,
-                                               const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error,
-                                               size_t error_bytes);
+                                               const struct kvt_store_more *more, struct kvt_store **ret_store,
+                                               char *ret_error, size_t error_bytes);
 void kvt_stripes_close(struct kvt_store **store);
 
 /* Where records of this name are. */
@@ -33,8 +34,10 @@ uint32_t kvt_stripes_poll(struct kvt_stripes *stripes, struct kvt_store_op **ret
 int kvt_stripes_eventfd(struct kvt_stripes *stripes);
 bool kvt_stripes_wait(struct kvt_stripes *stripes, uint64_t timeout_ns);
 uint32_t kvt_stripes_length_max(struct kvt_stripes *stripes);
-uint32_t kvt_stripes_list(struct kvt_stripes *stripes, uint64_t *cursor, struct kvt_store_listed *ret_listed, uint32_t max);
-uint32_t kvt_stripes_exists(struct kvt_stripes *stripes, const struct kvt_store_name *names, uint32_t n, bool *ret_exists);
+uint32_t kvt_stripes_list(struct kvt_stripes *stripes, uint64_t *cursor, struct kvt_store_listed *ret_listed,
+                          uint32_t max);
+uint32_t kvt_stripes_exists(struct kvt_stripes *stripes, const struct kvt_store_name *names, uint32_t n,
+                            bool *ret_exists);
 uint32_t kvt_stripes_delete(struct kvt_stripes *stripes, const struct kvt_store_name *names, uint32_t n);
 uint32_t kvt_stripes_poll_lost(struct kvt_stripes *stripes, struct kvt_store_name *ret_names, uint32_t max);
 uint64_t kvt_stripes_watermark(struct kvt_stripes *stripes);

@@ -26,10 +26,11 @@
 #include "runtime/base/status.h"
 
 enum kvt_tier_cap {
-    KVT_TIER_MAPPED = 1 << 0,  /* map is there: slots can be addressed by the CPU */
-    KVT_TIER_COPIES = 1 << 1,  /* KVT_OP_COPY: copies a slot to another slot of its own */
-    KVT_TIER_INDEXED = 1 << 2, /* finds its records by name itself: find, hold, release, forget, reset, poll_lost are there */
-    KVT_TIER_DURABLE = 1 << 3  /* sync is there: records outlive the process */
+    KVT_TIER_MAPPED = 1 << 0, /* map is there: slots can be addressed by the CPU */
+    KVT_TIER_COPIES = 1 << 1, /* KVT_OP_COPY: copies a slot to another slot of its own */
+    /* finds its records by name itself: find, hold, release, forget, reset, poll_lost are there */
+    KVT_TIER_INDEXED = 1 << 2,
+    KVT_TIER_DURABLE = 1 << 3 /* sync is there: records outlive the process */
 };
 
 /* How the bytes of a copy are written down. */
@@ -68,7 +69,8 @@ struct kvt_tier_op {
     kvt_mark ret_mark; /* device: reached when the op is done; work that must see its bytes waits for it. Others: 0 */
 
     /* Set by the tier before poll hands the op back. */
-    enum kvt_status status; /* OK | FULL (stash: does not fit in host_capacity, or no room) | IO | CORRUPT | NOTFOUND | SHUTDOWN */
+    /* OK | FULL (stash: does not fit in host_capacity, or no room) | IO | CORRUPT | NOTFOUND | SHUTDOWN */
+    enum kvt_status status;
     int os_errno;           /* for logs only */
     uint32_t ret_length;    /* device stash, nvme fetch: bytes written to the host buffer */
     enum kvt_form ret_form; /* device stash, nvme fetch: the form they have */
@@ -78,11 +80,13 @@ struct kvt_tier_op {
     /* Shared with nobody: the tier's own while it owns the op. */
     struct kvt_tier_op *next;
     uint64_t submitted_ns;
-    uint64_t tag;           /* for the implementation */
-    bool is_in_flight;      /* kept by tier.c; the exactly-once check */
+    uint64_t tag;      /* for the implementation */
+    bool is_in_flight; /* kept by tier.c; the exactly-once check */
 };
 
-/* Called by a tier's workers when poll has something; any thread; must not block and must not call back into the tier. */
+/*
+ * Called by a tier's workers when poll has something; any thread; must not block and must not call back into the tier.
+ */
 struct kvt_wake {
     void (*wake)(void *user);
     void *user;
@@ -97,11 +101,11 @@ struct kvt_found {
 
 struct kvt_tier_counters {
     uint64_t capacity_bytes;
-    uint64_t used_bytes;  /* at this moment */
-    uint64_t peak_bytes;  /* never above capacity_bytes */
+    uint64_t used_bytes; /* at this moment */
+    uint64_t peak_bytes; /* never above capacity_bytes */
     uint64_t bytes_in, bytes_out;
-    uint64_t day_bytes;   /* written to the device in the last 24 hours, where that is counted */
-    uint64_t dropped;     /* ops refused or records dropped under pressure */
+    uint64_t day_bytes; /* written to the device in the last 24 hours, where that is counted */
+    uint64_t dropped;   /* ops refused or records dropped under pressure */
 };
 
 struct kvt_tier;

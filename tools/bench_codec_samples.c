@@ -16,9 +16,15 @@
 enum { CHUNK_BYTES = 64 * 1024, LAYERS_MAX = 32, FILE_BYTES_MAX = 1 << 20 };
 
 /* One layer's pages: [page][K, V][16 tokens][256 channels]. */
-struct layer { enum kvt_dtype dtype; const uint8_t *bytes; size_t page_bytes, page_count, pages_a_chunk; };
+struct layer {
+    enum kvt_dtype dtype;
+    const uint8_t *bytes;
+    size_t page_bytes, page_count, pages_a_chunk;
+};
 
-struct sums { uint64_t raw, plain, tables, lz4, shuffled_lz4, zstd; };
+struct sums {
+    uint64_t raw, plain, tables, lz4, shuffled_lz4, zstd;
+};
 
 /* What the measuring of one layer works with. */
 struct scratch {
@@ -40,9 +46,13 @@ static void scratch_done(struct scratch *s)
 
 static bool scratch_init(struct scratch *s, const struct layer *layer)
 {
-    const struct kvt_model_shape shape = { .block_tokens = (uint32_t)(layer->pages_a_chunk * KVT_PAGES_TOKENS), .group_count = 1,
-        .groups = { { .dtype = layer->dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } } };
-    *s = (struct scratch){ .chunk = kvt_alloc(1, CHUNK_BYTES), .shuffled = kvt_alloc(1, CHUNK_BYTES),
+    const struct kvt_model_shape shape = {
+        .block_tokens = (uint32_t)(layer->pages_a_chunk * KVT_PAGES_TOKENS),
+        .group_count = 1,
+        .groups = { { .dtype = layer->dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } }
+    };
+    *s = (struct scratch){ .chunk = kvt_alloc(1, CHUNK_BYTES),
+                           .shuffled = kvt_alloc(1, CHUNK_BYTES),
                            .packed = kvt_alloc(1, PACKED_BYTES) };
     if (!s->chunk || !s->shuffled || !s->packed || kvt_codec_create(&shape, &s->codec) != KVT_OK) return false;
     s->codec_scratch_bytes = kvt_codec_scratch_bytes(s->codec);
@@ -63,8 +73,8 @@ static size_t load_chunk(struct scratch *s, const struct layer *layer, size_t fi
 static uint64_t packed_bytes(struct scratch *s, const struct layer *layer, size_t size)
 {
     const struct kvt_chunk_view view = { { s->chunk, s->chunk + size / 2 } };
-    const uint32_t length = kvt_codec_pack(s->codec, 0, &view, (uint32_t)(layer->pages_a_chunk * KVT_PAGES_TOKENS), s->packed,
-                                           PACKED_BYTES, s->codec_scratch);
+    const uint32_t length = kvt_codec_pack(s->codec, 0, &view, (uint32_t)(layer->pages_a_chunk * KVT_PAGES_TOKENS),
+                                           s->packed, PACKED_BYTES, s->codec_scratch);
     return length ? length : size;
 }
 
@@ -132,7 +142,7 @@ static struct layer layer_of(enum kvt_dtype dtype, const uint8_t *bytes, size_t 
     return layer;
 }
 
-/* ---- Samples ---------------------------------------------------------------------------------------------------------- */
+/* ---- Samples ----------------------------------------------------------------------------------------------------- */
 
 static void measure_embedded(enum kvt_dtype dtype, struct sums *sums)
 {
@@ -150,7 +160,8 @@ static void measure_folder(const char *folder, enum kvt_dtype dtype, struct sums
     uint8_t *bytes = kvt_alloc(1, FILE_BYTES_MAX);
     for (uint32_t l = 0; bytes && l < LAYERS_MAX; l++) {
         char path[1024];
-        (void)snprintf(path, sizeof path, "%s/data/%s/%s/layer%02u.bin", root ? root : "../shared", folder, kvt_dtype_name(dtype), l);
+        (void)snprintf(path, sizeof path, "%s/data/%s/%s/layer%02u.bin", root ? root : "../shared", folder,
+                       kvt_dtype_name(dtype), l);
         FILE *file = fopen(path, "rb");
         if (!file) continue; /* not every layer was kept */
         const struct layer layer = layer_of(dtype, bytes, fread(bytes, 1, FILE_BYTES_MAX, file));
@@ -174,8 +185,10 @@ uint32_t kvt_bench_sample_ratios(struct kvt_sample_ratios ret_ratios[KVT_SAMPLE_
             else measure_folder(samples[s], dtypes[d], &sums);
             if (sums.raw == 0) continue;
             struct kvt_sample_ratios *r = &ret_ratios[count++];
-            *r = (struct kvt_sample_ratios){ .plain = ratio(sums.raw, sums.plain), .tables = ratio(sums.raw, sums.tables),
-                .lz4 = ratio(sums.raw, sums.lz4), .shuffled_lz4 = ratio(sums.raw, sums.shuffled_lz4) };
+            *r = (struct kvt_sample_ratios){ .plain = ratio(sums.raw, sums.plain),
+                                             .tables = ratio(sums.raw, sums.tables),
+                                             .lz4 = ratio(sums.raw, sums.lz4),
+                                             .shuffled_lz4 = ratio(sums.raw, sums.shuffled_lz4) };
 #ifdef KVT_HAVE_ZSTD
             r->zstd = ratio(sums.raw, sums.zstd);
 #endif

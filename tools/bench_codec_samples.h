@@ -2,8 +2,8 @@
  * bench_codec_samples: how much the samples of real KV shrink, by the codec and by what else one would try.
  *
  * Samples: the embedded pages; and $KVTIER_SHARED/data (or ../shared/data) when it is there, files of whole layers:
- * kv, a small model's, and kv_gemma3_270m. Each layer is cut into chunks of 64 KiB (or half of the layer). Base tables are
- * learned on the first half of a layer; everything is measured on the second.
+ * kv, a small model's, and kv_gemma3_270m. Each layer is cut into chunks of 64 KiB (or half of the layer). Base tables
+ * are learned on the first half of a layer; everything is measured on the second.
  */
 #ifndef KVT_TOOLS_BENCH_CODEC_SAMPLES_H
 #define KVT_TOOLS_BENCH_CODEC_SAMPLES_H

@@ -1,9 +1,10 @@
 /*
  * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round and for each
  * implementation a plain copy into another 256 MiB, then pack and unpack, with base tables; thread CPU time, so that
- * neighbours on the machine disturb less. A speed is the median of the rounds, its ratio the median of the rounds' ratios
- * to the copy beside it. Then the same for bf16 noise, which pack must refuse. The ceiling of a compression ratio is the
- * order-0 entropy of the exponents, the sign and mantissa taken as incompressible; bench_codec_samples.h says which samples.
+ * neighbours on the machine disturb less. A speed is the median of the rounds, its ratio the median of the rounds'
+ * ratios to the copy beside it. Then the same for bf16 noise, which pack must refuse. The ceiling of a compression
+ * ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible; bench_codec_samples.h
+ * says which samples.
  */
 #include "tools/cmd_bench_codec.h"
 
@@ -31,7 +32,12 @@ enum {
 };
 #define SET_BYTES (256 * KVT_MIB)
 
-struct bench_case { char name[48]; double value; const char *unit; double ceiling, ratio; };
+struct bench_case {
+    char name[48];
+    double value;
+    const char *unit;
+    double ceiling, ratio;
+};
 
 /* One type: its blocks, and where they go. */
 struct bench {
@@ -146,7 +152,8 @@ static bool run_noise(struct bench *b, struct times *times)
             const double start = thread_seconds();
             for (uint32_t i = 0; i < b->block_count; i++) {
                 const struct kvt_chunk_view view = view_of(b->source, i);
-                if (kvt_codec_pack(b->codec, 0, &view, b->tokens, b->packed, BLOCK_BYTES, b->scratch) != 0) return false;
+                if (kvt_codec_pack(b->codec, 0, &view, b->tokens, b->packed, BLOCK_BYTES, b->scratch) != 0)
+                    return false;
             }
             times->refuse[k][round] = (thread_seconds() - start) / b->block_count;
         }
@@ -205,8 +212,11 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
     b->dtype = dtype;
     b->block_count = SET_BYTES / BLOCK_BYTES;
     b->tokens = BLOCK_BYTES / (2 * KVT_PAGES_CHANNELS * kvt_dtype_bytes(dtype));
-    const struct kvt_model_shape shape = { .block_tokens = b->tokens, .group_count = 1, .groups = { {
-        .dtype = dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } } };
+    const struct kvt_model_shape shape = {
+        .block_tokens = b->tokens,
+        .group_count = 1,
+        .groups = { { .dtype = dtype, .layers = 1, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } }
+    };
     if (kvt_codec_create(&shape, &b->codec) != KVT_OK || kvt_codec_learn(b->codec, true) != KVT_OK) return false;
     b->source = kvt_table_map(SET_BYTES);
     b->target = kvt_table_map(SET_BYTES);
@@ -221,8 +231,8 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
 
 /* ---- The cases and their report -------------------------------------------------------------------------------- */
 
-static void add_speed(struct bench_case *cases, uint32_t *count, const struct bench *b, const char *what, const char *by,
-                      double *seconds, const double *copy_seconds)
+static void add_speed(struct bench_case *cases, uint32_t *count, const struct bench *b, const char *what,
+                      const char *by, double *seconds, const double *copy_seconds)
 {
     double ratios[ROUNDS], copies[ROUNDS];
     for (uint32_t i = 0; i < ROUNDS; i++) ratios[i] = copy_seconds[i] / seconds[i];
@@ -267,7 +277,8 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
     return is_ok;
 }
 
-static void add_ratio(struct bench_case *cases, uint32_t *count, const char *sample, const char *by, double value, double ceiling)
+static void add_ratio(struct bench_case *cases, uint32_t *count, const char *sample, const char *by, double value,
+                      double ceiling)
 {
     if (value == 0) return;
     struct bench_case *c = &cases[(*count)++];
@@ -299,8 +310,7 @@ static void print_cases(const struct bench_case *cases, uint32_t count, bool is_
         if (is_json)
             (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}",
                          i ? "," : "", c->name, c->value, c->unit, c->ceiling, c->ratio);
-        else
-            (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
+        else (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
     }
     if (is_json) (void)printf("]}\n");
 }

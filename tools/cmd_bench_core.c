@@ -1,12 +1,15 @@
 /*
- * Method: the core alone, without tiers below the device and without a device: what is measured is bookkeeping. Sequences of
- * 64 blocks of 16 tokens are created, appended to, committed and released in random order; the pool is full, so that each
- * append evicts. Keys are given in the first case, digested in the second; in the third, slots and entries of a sequence lie
- * scattered over the tables, as they do once sequences have grown side by side. The fourth looks cached prefixes up. The ceiling
- * of each is a random walk over as many cache lines as the pool has blocks: one dependent miss a block. What is given is the
- * median of three runs in thread CPU time. A stand-in for the device hands out marks, so that slots are marked as in earnest.
+ * Method: the core alone, without tiers below the device and without a device: what is measured is bookkeeping.
+ *         Sequences of
+ * 64 blocks of 16 tokens are created, appended to, committed and released in random order; the pool is full, so that
+ * each append evicts. Keys are given in the first case, digested in the second; in the third, slots and entries of a
+ * sequence lie scattered over the tables, as they do once sequences have grown side by side. The fourth looks cached
+ * prefixes up. The ceiling of each is a random walk over as many cache lines as the pool has blocks: one dependent miss
+ * a block. What is given is the median of three runs in thread CPU time. A stand-in for the device hands out marks, so
+ * that slots are marked as in earnest.
  *
- * Decode: 256 active sequences, each step appends and commits one token to each. Its ceiling is the same with sequences of 20
+ * Decode: 256 active sequences, each step appends and commits one token to each. Its ceiling is the same with sequences
+ *         of 20
  * blocks: a step's cost must depend neither on their length nor on how many blocks there are.
  */
 #include "tools/cmd_bench_core.h"
@@ -24,17 +27,28 @@
 #include "runtime/core.h"
 #include "tools/cli.h"
 
-enum { BLOCK_TOKENS = 16, SEQUENCE_BLOCKS = 64, SEQUENCE_TOKENS = BLOCK_TOKENS * SEQUENCE_BLOCKS, CASES_MAX = 32, RUNS = 3 };
+enum {
+    BLOCK_TOKENS = 16,
+    SEQUENCE_BLOCKS = 64,
+    SEQUENCE_TOKENS = BLOCK_TOKENS * SEQUENCE_BLOCKS,
+    CASES_MAX = 32,
+    RUNS = 3
+};
 enum { DECODE_SEQUENCES = 256, DECODE_STEPS = 1000, DECODE_BLOCKS = 2000, DECODE_BLOCKS_SHORT = 20 };
 
-struct bench_case { char name[64]; double value; const char *unit; double ceiling; };
+struct bench_case {
+    char name[64];
+    double value;
+    const char *unit;
+    double ceiling;
+};
 
 struct bench {
     struct kvt_core core;
     uint32_t slots;
-    uint32_t live_count;             /* sequences that are live at once: half of the pool */
+    uint32_t live_count; /* sequences that are live at once: half of the pool */
     struct kvt_sequence **live;
-    struct kvt_key *keys;            /* of the sequence that is being built */
+    struct kvt_key *keys; /* of the sequence that is being built */
     uint32_t tokens[SEQUENCE_TOKENS];
     struct kvt_rng rng;
 };
@@ -80,12 +94,25 @@ static enum kvt_status open_bench(struct bench *bench, uint32_t slots, uint32_t 
     bench->slots = slots;
     bench->live_count = live_count;
     bench->rng.state = 1;
-    struct kvt_core_config config = { .shape = { .block_tokens = BLOCK_TOKENS, .group_count = 1,
-        .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 64 } } },
-        .pool_count = 1, .pool_slots = { slots }, .blocks_max = slots + 64, .sequences_max = bench->live_count + 8,
-        .transfers_max = 16, .transfer_deadline_ns = 1000000000, .step_ns = 1000000,
-        .device_policy = kvt_policy_find("lru"), .host_policy = kvt_policy_find("lru"), .admission = kvt_admission_find("all"),
-        .prefetch = KVT_PREFETCH_DEMAND, .gpu = &marking_gpu };
+    struct kvt_core_config config = { .shape = { .block_tokens = BLOCK_TOKENS,
+                                                 .group_count = 1,
+                                                 .groups = { { .kind = KVT_GROUP_FULL,
+                                                               .dtype = KVT_DTYPE_BF16,
+                                                               .layers = 1,
+                                                               .kv_heads = 1,
+                                                               .head_dim = 64 } } },
+                                      .pool_count = 1,
+                                      .pool_slots = { slots },
+                                      .blocks_max = slots + 64,
+                                      .sequences_max = bench->live_count + 8,
+                                      .transfers_max = 16,
+                                      .transfer_deadline_ns = 1000000000,
+                                      .step_ns = 1000000,
+                                      .device_policy = kvt_policy_find("lru"),
+                                      .host_policy = kvt_policy_find("lru"),
+                                      .admission = kvt_admission_find("all"),
+                                      .prefetch = KVT_PREFETCH_DEMAND,
+                                      .gpu = &marking_gpu };
     KVT_TRY(kvt_core_init(&bench->core, &config));
     bench->live = kvt_alloc(bench->live_count, sizeof(struct kvt_sequence *));
     bench->keys = kvt_alloc(SEQUENCE_BLOCKS, sizeof *bench->keys);
@@ -255,7 +282,9 @@ static double measure_match(struct bench *bench, uint64_t tokens)
     const uint64_t rounds = tokens / SEQUENCE_TOKENS;
     const double begin = seconds();
     for (uint64_t i = 0; i < rounds; i++) {
-        const struct kvt_seq_params params = { .tokens = prompts[i % PROMPTS], .token_count = SEQUENCE_TOKENS + 1, .reuse_max = UINT64_MAX };
+        const struct kvt_seq_params params = { .tokens = prompts[i % PROMPTS],
+                                               .token_count = SEQUENCE_TOKENS + 1,
+                                               .reuse_max = UINT64_MAX };
         struct kvt_sequence *sequence;
         if (kvt_sequence_create(core, &params, &sequence) != KVT_OK) return 0;
         if (sequence->reused != SEQUENCE_TOKENS) return 0;
@@ -267,7 +296,7 @@ static double measure_match(struct bench *bench, uint64_t tokens)
 /* Cache lines a second in a random cycle over as many lines as there are blocks. */
 static double measure_walk(uint32_t lines)
 {
-    uint64_t (*memory)[8] = kvt_table_map((size_t)lines * sizeof *memory);
+    uint64_t(*memory)[8] = kvt_table_map((size_t)lines * sizeof *memory);
     if (!memory) return 0;
     struct kvt_rng rng = { 7 };
     for (uint32_t i = 0; i < lines; i++) memory[i][0] = i;
@@ -300,7 +329,8 @@ static double bookkeeping_per_block(const struct bench *bench)
     return bytes / (double)bench->slots;
 }
 
-static void add_case(struct bench_case *cases, uint32_t *count, const char *what, uint32_t slots, double value, const char *unit, double ceiling)
+static void add_case(struct bench_case *cases, uint32_t *count, const char *what, uint32_t slots, double value,
+                     const char *unit, double ceiling)
 {
     struct bench_case *c = &cases[(*count)++];
     if (slots >= 1000000) (void)snprintf(c->name, sizeof c->name, "%s, %u M blocks", what, slots / 1000000);
@@ -318,8 +348,10 @@ static bool bench_size(uint32_t slots, struct bench_case *cases, uint32_t *count
     struct bench bench;
     bool is_open = open_bench(&bench, slots, live_count) == KVT_OK;
     if (is_open) {
-        add_case(cases, count, "append, touch, release", slots, measure_turn_over(&bench, blocks, false), "blocks/s", walk);
-        add_case(cases, count, "the same with sealing", slots, measure_turn_over(&bench, blocks / 2, true), "blocks/s", walk);
+        add_case(cases, count, "append, touch, release", slots, measure_turn_over(&bench, blocks, false), "blocks/s",
+                 walk);
+        add_case(cases, count, "the same with sealing", slots, measure_turn_over(&bench, blocks / 2, true), "blocks/s",
+                 walk);
         add_case(cases, count, "prefix match", slots, measure_match(&bench, 50000000), "tokens/s", walk * BLOCK_TOKENS);
         add_case(cases, count, "bookkeeping", slots, bookkeeping_per_block(&bench), "bytes/block", 128);
     }
@@ -328,7 +360,8 @@ static bool bench_size(uint32_t slots, struct bench_case *cases, uint32_t *count
     is_open = open_bench(&bench, slots, live_count) == KVT_OK;
     if (is_open) {
         scatter(&bench);
-        add_case(cases, count, "append to scattered", slots, measure_turn_over(&bench, blocks, false), "blocks/s", walk);
+        add_case(cases, count, "append to scattered", slots, measure_turn_over(&bench, blocks, false), "blocks/s",
+                 walk);
     }
     close_bench(&bench);
     return is_open;
@@ -389,7 +422,8 @@ int kvt_bench_core(uint64_t blocks_max, bool is_json)
     if (kvt_key_init() != KVT_OK) return kvt_failure("kvtier bench core", "the digest library refused");
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(sizes); i++) {
         if (blocks_max != 0 && sizes[i] > blocks_max) continue;
-        if (!bench_size(sizes[i], cases, &count)) return kvt_failure("kvtier bench core", "no memory for %u blocks", sizes[i]);
+        if (!bench_size(sizes[i], cases, &count))
+            return kvt_failure("kvtier bench core", "no memory for %u blocks", sizes[i]);
     }
     if (!bench_decode(cases, &count)) return kvt_failure("kvtier bench core", "the decode case was refused");
     if (is_json) print_json(cases, count);

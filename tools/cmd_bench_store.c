@@ -19,7 +19,9 @@ static const char command[] = "kvtier bench store";
 static const struct part {
     const char *name;
     bool (*run)(struct kvt_store_bench *bench);
-} parts[] = { { "speed", kvt_store_bench_speed }, { "small", kvt_store_bench_small }, { "mixed", kvt_store_bench_mixed },
+} parts[] = { { "speed", kvt_store_bench_speed },
+              { "small", kvt_store_bench_small },
+              { "mixed", kvt_store_bench_mixed },
               { "codec", kvt_store_bench_codec } };
 
 const char *kvt_bench_store_part_rule(const char *part)
@@ -29,7 +31,7 @@ const char *kvt_bench_store_part_rule(const char *part)
     return "speed, small, mixed or codec";
 }
 
-/* ---- Report ---------------------------------------------------------------------------------------------------------- */
+/* ---- Report ------------------------------------------------------------------------------------------------------ */
 
 static bool holds(const struct kvt_store_bench_case *c)
 {
@@ -39,7 +41,8 @@ static bool holds(const struct kvt_store_bench_case *c)
 
 static void print_json(const struct kvt_store_bench *bench)
 {
-    struct json_object *root = json_object_new_object(), *probe = json_object_new_object(), *cases = json_object_new_array();
+    struct json_object *root = json_object_new_object(), *probe = json_object_new_object(),
+                       *cases = json_object_new_array();
     (void)json_object_object_add(probe, "path", json_object_new_string(bench->facts.path));
     (void)json_object_object_add(probe, "is_direct", json_object_new_boolean(bench->facts.is_direct));
     (void)json_object_object_add(probe, "is_registered", json_object_new_boolean(bench->facts.is_registered));
@@ -56,7 +59,8 @@ static void print_json(const struct kvt_store_bench *bench)
         (void)json_object_object_add(item, "ceiling", json_object_new_double(c->ceiling));
         (void)json_object_object_add(item, "ratio", json_object_new_double(c->ratio));
         if (c->target > 0) {
-            (void)json_object_object_add(item, c->is_at_most ? "at_most" : "at_least", json_object_new_double(c->target));
+            (void)json_object_object_add(item, c->is_at_most ? "at_most" : "at_least",
+                                         json_object_new_double(c->target));
             (void)json_object_object_add(item, "holds", json_object_new_boolean(holds(c)));
         }
         (void)json_object_array_add(cases, item);
@@ -70,9 +74,9 @@ static void print_json(const struct kvt_store_bench *bench)
 static void print_table(const struct kvt_store_bench *bench)
 {
     const struct kvt_block_io_facts *facts = &bench->facts;
-    (void)printf("probe: %s, %s, buffers %s, alignment %u, checksums by %s%s%s\n", facts->path, facts->is_direct ? "O_DIRECT" : "page cache",
-                 facts->is_registered ? "registered" : "not registered", facts->alignment, kvt_crc32c_name(kvt_crc32c_chosen()),
-                 facts->note[0] ? "; " : "", facts->note);
+    (void)printf("probe: %s, %s, buffers %s, alignment %u, checksums by %s%s%s\n", facts->path,
+                 facts->is_direct ? "O_DIRECT" : "page cache", facts->is_registered ? "registered" : "not registered",
+                 facts->alignment, kvt_crc32c_name(kvt_crc32c_chosen()), facts->note[0] ? "; " : "", facts->note);
     if (!bench->has_fio) (void)printf("fio is not installed: the ceiling is the raw loop\n");
     struct kvt_listing *listing = kvt_alloc(1, sizeof *listing);
     if (!listing) return;
@@ -87,16 +91,15 @@ static void print_table(const struct kvt_store_bench *bench)
         kvt_listing_add(listing, "%.3f", c->ceiling);
         kvt_listing_add(listing, "%.3f", c->ratio);
         if (c->target > 0)
-            kvt_listing_add(listing, "%s%s %.2f: %s", c->is_value_judged ? "value " : "", c->is_at_most ? "at most" : "at least", c->target,
-                            holds(c) ? "yes" : "NO");
-        else
-            kvt_listing_add(listing, "%s", "");
+            kvt_listing_add(listing, "%s%s %.2f: %s", c->is_value_judged ? "value " : "",
+                            c->is_at_most ? "at most" : "at least", c->target, holds(c) ? "yes" : "NO");
+        else kvt_listing_add(listing, "%s", "");
     }
     kvt_listing_print(listing, stdout, "");
     kvt_free(listing);
 }
 
-/* ---- Run ------------------------------------------------------------------------------------------------------------- */
+/* ---- Run --------------------------------------------------------------------------------------------------------- */
 
 static bool start(struct kvt_store_bench *bench, const struct kvt_bench_store_options *options)
 {

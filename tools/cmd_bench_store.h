@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 struct kvt_bench_store_options {
-    const char *directory;  /* an existing one; what is made in it is removed again */
-    uint64_t size_bytes;    /* moved in one measurement; 0: 512 MiB */
-    uint64_t pairs;         /* 0: 7 */
-    const char *part;       /* speed, small, mixed or codec; NULL: all */
+    const char *directory; /* an existing one; what is made in it is removed again */
+    uint64_t size_bytes;   /* moved in one measurement; 0: 512 MiB */
+    uint64_t pairs;        /* 0: 7 */
+    const char *part;      /* speed, small, mixed or codec; NULL: all */
     bool is_json;
 };
 
@@ -20,8 +20,8 @@ struct kvt_bench_store_options {
 const char *kvt_bench_store_part_rule(const char *part);
 
 /*
- * Measures and prints a table, or one JSON object with cases[{name,value,unit,ceiling,ratio}]. Returns the exit status: 0 when it
- * was measured, whatever the figures; 1 when it could not be.
+ * Measures and prints a table, or one JSON object with cases[{name,value,unit,ceiling,ratio}]. Returns the exit status:
+ * 0 when it was measured, whatever the figures; 1 when it could not be.
  */
 int kvt_bench_store(const struct kvt_bench_store_options *options);
 

@@ -28,7 +28,7 @@ enum { EXIT_INTERRUPTED = 130, CLOSE_LIMIT_MS = 300 };
 
 static atomic_bool is_interrupted; /* shared: set by the signal handler */
 
-/* ---- Signals ---------------------------------------------------------------------------------------------------------- */
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
 static void on_signal(int number)
 {
@@ -45,7 +45,7 @@ static void on_close_limit(int number)
 /* The first signal ends the run with its report; a second one ends the process. */
 static void catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
@@ -54,14 +54,14 @@ static void catch_signals(void)
 /* After a signal, closing may not take long either: what is on disk by then is what a later run finds. */
 static void limit_close(void)
 {
-    struct sigaction action = {.sa_handler = on_close_limit};
+    struct sigaction action = { .sa_handler = on_close_limit };
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGALRM, &action, NULL);
-    const struct itimerval timer = {.it_value = {.tv_usec = CLOSE_LIMIT_MS * 1000}};
+    const struct itimerval timer = { .it_value = { .tv_usec = CLOSE_LIMIT_MS * 1000 } };
     (void)setitimer(ITIMER_REAL, &timer, NULL);
 }
 
-/* ---- Talking ------------------------------------------------------------------------------------------------------------ */
+/* ---- Talking ----------------------------------------------------------------------------------------------------- */
 
 static void on_progress(void *user, uint64_t requests_over, uint64_t tokens_computed)
 {
@@ -100,7 +100,7 @@ static int refuse_open(const struct kvt_run_options *options, enum kvt_status st
     return kvt_usage_error(COMMAND, options->nvme_path[0] ? "--nvme: %s" : "%s", error);
 }
 
-/* ---- The run -------------------------------------------------------------------------------------------------------------- */
+/* ---- The run ----------------------------------------------------------------------------------------------------- */
 
 /* Bytes of the files in a directory, as the file system counts them. */
 static uint64_t du_bytes(const char *path)
@@ -142,23 +142,31 @@ static int print_report(const struct kvt_run_options *options, const struct kvt_
         kvt_report_print_table(report, stdout);
     }
     (void)fflush(stdout);
-    if (run->outcome == KVT_OUTCOME_STUCK || run->outcome == KVT_OUTCOME_ERROR) return kvt_failure(COMMAND, "%s", run->error);
+    if (run->outcome == KVT_OUTCOME_STUCK || run->outcome == KVT_OUTCOME_ERROR)
+        return kvt_failure(COMMAND, "%s", run->error);
     if (run->outcome == KVT_OUTCOME_INTERRUPTED) return EXIT_INTERRUPTED;
     const bool holds = report->checks->mismatches == 0 && run->requests_completed == run->requests;
     return holds ? KVT_EXIT_OK : KVT_EXIT_FAILED;
 }
 
-static int replay(const struct kvt_run_options *options, const struct kvt_workload *workload, struct kvt_runtime *runtime,
-                  struct kvt_engine *engine, bool *ret_is_engine_busy)
+static int replay(const struct kvt_run_options *options, const struct kvt_workload *workload,
+                  struct kvt_runtime *runtime, struct kvt_engine *engine, bool *ret_is_engine_busy)
 {
     struct kvt_progress progress;
     kvt_progress_begin(&progress, "run", workload->request_count);
     const struct kvt_schedule_options how = {
-        .arrival = options->arrival, .speed = options->speed, .has_pauses = options->pause_ns != UINT64_MAX,
+        .arrival = options->arrival,
+        .speed = options->speed,
+        .has_pauses = options->pause_ns != UINT64_MAX,
         .pause_ns = workload->session_count > 0 && options->workload.trace ? options->pause_ns : UINT64_MAX,
-        .batch = options->batch, .prefill_chunk = options->prefill_chunk, .step_ns = options->step_ns,
-        .is_lookahead = options->prefetch == KVT_PREFETCH_LOOKAHEAD, .is_interrupted = &is_interrupted,
-        .on_progress = on_progress, .on_refused = on_refused, .user = &progress,
+        .batch = options->batch,
+        .prefill_chunk = options->prefill_chunk,
+        .step_ns = options->step_ns,
+        .is_lookahead = options->prefetch == KVT_PREFETCH_LOOKAHEAD,
+        .is_interrupted = &is_interrupted,
+        .on_progress = on_progress,
+        .on_refused = on_refused,
+        .user = &progress,
     };
     struct kvt_schedule_result result;
     const struct kvt_env env = kvt_env_default();
@@ -168,10 +176,15 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
     if (status != KVT_OK) return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
 
     struct kvt_report report = {
-        .workload = workload, .shape = &options->model.shape, .model = options->model_text,
-        .device = kvt_device_name(runtime), .run = &result, .checks = kvt_engine_counts(engine),
+        .workload = workload,
+        .shape = &options->model.shape,
+        .model = options->model_text,
+        .device = kvt_device_name(runtime),
+        .run = &result,
+        .checks = kvt_engine_counts(engine),
         .seconds = (double)(kvt_env_now_ns(&env) - begun_ns) * 1e-9,
-        .has_host = options->host_bytes > 0, .has_store = options->nvme_path[0] != '\0',
+        .has_host = options->host_bytes > 0,
+        .has_store = options->nvme_path[0] != '\0',
     };
     kvt_stats(runtime, &report.stats);
     if (report.has_store) report.du_bytes = du_bytes_of_all(options->nvme_path);
@@ -179,12 +192,16 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
     return print_report(options, &report);
 }
 
-static int run_on(const struct kvt_run_options *options, const struct kvt_workload *workload, struct kvt_runtime *runtime)
+static int run_on(const struct kvt_run_options *options, const struct kvt_workload *workload,
+                  struct kvt_runtime *runtime)
 {
     struct kvt_content content;
     if (kvt_content_init(&content, &options->model.shape) != KVT_OK) return kvt_failure(COMMAND, "out of memory");
     const struct kvt_engine_options how = {
-        .verify = options->verify, .read = options->read, .step_ns = options->step_ns, .is_interrupted = &is_interrupted,
+        .verify = options->verify,
+        .read = options->read,
+        .step_ns = options->step_ns,
+        .is_interrupted = &is_interrupted,
     };
     struct kvt_engine *engine = NULL;
     bool is_engine_busy = false;
@@ -193,7 +210,8 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     if (status == KVT_OK) {
         exit_status = replay(options, workload, runtime, engine, &is_engine_busy);
     } else if (status == KVT_UNSUPPORTED) {
-        exit_status = kvt_usage_error(COMMAND, "--device is '%s': the run's model has kernels for the emulated device only",
+        exit_status = kvt_usage_error(COMMAND,
+                                      "--device is '%s': the run's model has kernels for the emulated device only",
                                       kvt_device_name(runtime));
     } else {
         exit_status = kvt_failure(COMMAND, "%s", kvt_status_text(status));

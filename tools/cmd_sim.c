@@ -32,7 +32,7 @@ static uint64_t now_ns(void)
     return kvt_env_now_ns(&env);
 }
 
-/* ---- Loading ------------------------------------------------------------------------------------------------------------ */
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
 /* A file of blank lines: a trace without requests. */
 static bool is_blank_file(const char *path)
@@ -63,11 +63,12 @@ static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_si
     status = kvt_accesses_init(&trace->accesses, workload);
     kvt_workload_destroy(&workload);
     trace->load_seconds = (double)(now_ns() - begun_ns) * 1e-9;
-    if (status == KVT_INVAL) return kvt_usage_error(COMMAND, "%s: %s: more than 2147483647 blocks", option, trace->name);
+    if (status == KVT_INVAL)
+        return kvt_usage_error(COMMAND, "%s: %s: more than 2147483647 blocks", option, trace->name);
     return status == KVT_OK ? KVT_EXIT_OK : kvt_failure(COMMAND, "%s: out of memory", trace->name);
 }
 
-/* ---- The jobs ----------------------------------------------------------------------------------------------------------- */
+/* ---- The jobs ---------------------------------------------------------------------------------------------------- */
 
 static uint32_t blocks_of(const struct kvt_sim_capacity *capacity, uint32_t tier, uint32_t block_count)
 {
@@ -81,9 +82,13 @@ static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t a
     const struct kvt_sim_capacity *c = &options->capacities[capacity];
     struct kvt_count_job *job = &sim->jobs[sim->job_count];
     *job = (struct kvt_count_job){
-        .accesses = &sim->traces[trace].accesses, .policy = options->policies[policy],
+        .accesses = &sim->traces[trace].accesses,
+        .policy = options->policies[policy],
         .admission = options->admission_count > 0 && options->policies[policy] ? options->admissions[admission] : NULL,
-        .mode = options->mode, .order = options->order, .tier_count = c->tier_count, .repeat = options->repeat,
+        .mode = options->mode,
+        .order = options->order,
+        .tier_count = c->tier_count,
+        .repeat = options->repeat,
         .seed = options->workload.seed,
     };
     for (uint32_t t = 0; t < c->tier_count; t++) job->capacities[t] = blocks_of(c, t, job->accesses->block_count);
@@ -111,8 +116,8 @@ static void on_done(void *user, uint32_t done) { kvt_progress_update(user, done,
 static int count(struct sim *sim)
 {
     const struct kvt_sim_options *options = sim->options;
-    const uint64_t job_count = (uint64_t)sim->trace_count * options->policy_count * options->capacity_count *
-                               kvt_max_u32(1, options->admission_count);
+    const uint64_t job_count = (uint64_t)sim->trace_count * options->policy_count * options->capacity_count
+        * kvt_max_u32(1, options->admission_count);
     sim->jobs = kvt_alloc(job_count, sizeof *sim->jobs);
     sim->job_traces = kvt_alloc(job_count, sizeof *sim->job_traces);
     sim->results = kvt_alloc(job_count, sizeof *sim->results);
@@ -128,12 +133,18 @@ static int count(struct sim *sim)
     kvt_progress_end(&progress);
     for (uint32_t i = 0; i < sim->job_count; i++) {
         if (sim->statuses[i] == KVT_OK) continue;
-        return kvt_failure(COMMAND, "%s with %u blocks: %s", kvt_sim_policy_name(sim->jobs[i].policy), sim->jobs[i].capacities[0],
-                           kvt_status_text(sim->statuses[i]));
+        return kvt_failure(COMMAND, "%s with %u blocks: %s", kvt_sim_policy_name(sim->jobs[i].policy),
+                           sim->jobs[i].capacities[0], kvt_status_text(sim->statuses[i]));
     }
     const struct kvt_sim_report report = {
-        .options = options, .traces = sim->traces, .trace_count = sim->trace_count, .jobs = sim->jobs,
-        .job_traces = sim->job_traces, .results = sim->results, .job_count = sim->job_count, .seconds = (double)took_ns * 1e-9,
+        .options = options,
+        .traces = sim->traces,
+        .trace_count = sim->trace_count,
+        .jobs = sim->jobs,
+        .job_traces = sim->job_traces,
+        .results = sim->results,
+        .job_count = sim->job_count,
+        .seconds = (double)took_ns * 1e-9,
     };
     if (kvt_sim_print(&report, stdout) != KVT_OK) return kvt_failure(COMMAND, "the report: out of memory");
     return options->plot ? kvt_sim_plot(&report, options->plot) : KVT_EXIT_OK;
@@ -156,10 +167,11 @@ int kvt_cmd_sim(int argc, char **argv)
     const int parsed = kvt_sim_options_parse(argc, argv, &options);
     if (parsed != KVT_EXIT_OK) return parsed;
 
-    struct sim sim = {.options = &options, .trace_count = kvt_max_u32(1, options.trace_count)};
+    struct sim sim = { .options = &options, .trace_count = kvt_max_u32(1, options.trace_count) };
     sim.traces = kvt_alloc(sim.trace_count, sizeof *sim.traces);
     int exit_status = sim.traces ? KVT_EXIT_OK : kvt_failure(COMMAND, "out of memory");
-    for (uint32_t i = 0; exit_status == KVT_EXIT_OK && i < sim.trace_count; i++) exit_status = load(&options, i, &sim.traces[i]);
+    for (uint32_t i = 0; exit_status == KVT_EXIT_OK && i < sim.trace_count; i++)
+        exit_status = load(&options, i, &sim.traces[i]);
     if (exit_status == KVT_EXIT_OK) exit_status = count(&sim);
     sim_done(&sim);
     return exit_status;

@@ -21,9 +21,9 @@ struct options {
 
 /* What an action adds to what the store says of itself. */
 struct findings {
-    uint64_t good, bad;        /* verify */
-    uint64_t freed_bytes;      /* compact */
-    struct json_object *list;  /* ls */
+    uint64_t good, bad;       /* verify */
+    uint64_t freed_bytes;     /* compact */
+    struct json_object *list; /* ls */
 };
 
 struct action {
@@ -33,7 +33,9 @@ struct action {
 
 static const struct argp_option option_table[] = {
     { "key-file", OPTION_KEY, "FILE", 0, "the key of an encrypted store: 32 bytes, or 64 hexadecimal digits", 0 },
-    { "json", OPTION_JSON, NULL, 0, "print JSON", 0 }, { 0 } };
+    { "json", OPTION_JSON, NULL, 0, "print JSON", 0 },
+    { 0 }
+};
 
 static error_t read_option(int key, char *value, struct argp_state *state)
 {
@@ -50,26 +52,26 @@ static error_t read_option(int key, char *value, struct argp_state *state)
         return 0;
     }
     case ARGP_KEY_ARG:
-        if (!options->action)
-            options->action = value;
-        else if (!options->directory)
-            options->directory = value;
-        else
-            return kvt_refuse_argument(state, value);
+        if (!options->action) options->action = value;
+        else if (!options->directory) options->directory = value;
+        else return kvt_refuse_argument(state, value);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp store_argp = {
-    .options = option_table, .parser = read_option, .args_doc = "stat|ls|verify|compact DIR",
-    .doc = "Looks at a store directory that no process has open.\v"
-           "stat: what it takes and holds. ls: its records. verify: reads every record and checks it; exit status 1 when one is bad. "
-           "compact: moves scattered records together and gives space back." };
+static const struct argp store_argp = { .options = option_table,
+                                        .parser = read_option,
+                                        .args_doc = "stat|ls|verify|compact DIR",
+                                        .doc = "Looks at a store directory that no process has open.\v"
+                                               "stat: what it takes and holds. ls: its records. verify: reads every "
+                                               "record and checks it; exit status 1 when one is bad. "
+                                               "compact: moves scattered records together and gives space back." };
 
-/* ---- Actions ------------------------------------------------------------------------------------------------------- */
+/* ---- Actions ----------------------------------------------------------------------------------------------------- */
 
-static int run_stat(const char *command, const struct options *options, struct kvt_store *store, struct findings *findings)
+static int run_stat(const char *command, const struct options *options, struct kvt_store *store,
+                    struct findings *findings)
 {
     (void)command;
     (void)options;
@@ -83,8 +85,10 @@ static const char *form_name(uint32_t form) { return form == 0 ? "raw" : form ==
 static void list_one(const struct options *options, const struct kvt_store_listed *record, struct findings *findings)
 {
     char space[40], key[40];
-    (void)snprintf(space, sizeof space, "%016llx%016llx", (unsigned long long)record->name.space[1], (unsigned long long)record->name.space[0]);
-    (void)snprintf(key, sizeof key, "%016llx%016llx", (unsigned long long)record->name.key[1], (unsigned long long)record->name.key[0]);
+    (void)snprintf(space, sizeof space, "%016llx%016llx", (unsigned long long)record->name.space[1],
+                   (unsigned long long)record->name.space[0]);
+    (void)snprintf(key, sizeof key, "%016llx%016llx", (unsigned long long)record->name.key[1],
+                   (unsigned long long)record->name.key[0]);
     if (!options->is_json) {
         (void)printf("%s  %s  %12u  %-6s  %6u\n", space, key, record->length, form_name(record->form), record->tokens);
         return;
@@ -99,7 +103,8 @@ static void list_one(const struct options *options, const struct kvt_store_liste
     (void)json_object_array_add(findings->list, item);
 }
 
-static int run_ls(const char *command, const struct options *options, struct kvt_store *store, struct findings *findings)
+static int run_ls(const char *command, const struct options *options, struct kvt_store *store,
+                  struct findings *findings)
 {
     enum { BATCH = 64 };
     (void)command;
@@ -107,7 +112,8 @@ static int run_ls(const char *command, const struct options *options, struct kvt
     uint64_t cursor = 0;
     findings->list = json_object_new_array();
     if (!options->is_json) (void)printf("%-32s  %-32s  %12s  %-6s  %6s\n", "space", "key", "bytes", "form", "tokens");
-    for (uint32_t n = kvt_store_list(store, &cursor, listed, BATCH); n > 0; n = kvt_store_list(store, &cursor, listed, BATCH))
+    for (uint32_t n = kvt_store_list(store, &cursor, listed, BATCH); n > 0;
+         n = kvt_store_list(store, &cursor, listed, BATCH))
         for (uint32_t i = 0; i < n; i++) list_one(options, &listed[i], findings);
     return KVT_EXIT_OK;
 }
@@ -115,7 +121,10 @@ static int run_ls(const char *command, const struct options *options, struct kvt
 /* Reads one record as any reader would. */
 static bool is_good(struct kvt_store *store, const struct kvt_store_listed *record, uint8_t *buffer)
 {
-    struct kvt_store_op get = { .kind = KVT_STORE_GET, .name = record->name, .generation = record->generation, .buffer = buffer,
+    struct kvt_store_op get = { .kind = KVT_STORE_GET,
+                                .name = record->name,
+                                .generation = record->generation,
+                                .buffer = buffer,
                                 .length = record->length };
     struct kvt_store_op *const ops[] = { &get };
     struct kvt_store_op *done;
@@ -124,7 +133,8 @@ static bool is_good(struct kvt_store *store, const struct kvt_store_listed *reco
     return get.status == KVT_OK;
 }
 
-static int run_verify(const char *command, const struct options *options, struct kvt_store *store, struct findings *findings)
+static int run_verify(const char *command, const struct options *options, struct kvt_store *store,
+                      struct findings *findings)
 {
     enum { BATCH = 64 };
     (void)options;
@@ -137,12 +147,11 @@ static int run_verify(const char *command, const struct options *options, struct
     kvt_progress_begin(&progress, "verify", stats.records);
     struct kvt_store_listed listed[BATCH];
     uint64_t cursor = 0;
-    for (uint32_t n = kvt_store_list(store, &cursor, listed, BATCH); n > 0; n = kvt_store_list(store, &cursor, listed, BATCH)) {
+    for (uint32_t n = kvt_store_list(store, &cursor, listed, BATCH); n > 0;
+         n = kvt_store_list(store, &cursor, listed, BATCH)) {
         for (uint32_t i = 0; i < n; i++) {
-            if (is_good(store, &listed[i], buffer))
-                findings->good++;
-            else
-                findings->bad++;
+            if (is_good(store, &listed[i], buffer)) findings->good++;
+            else findings->bad++;
         }
         kvt_progress_update(&progress, findings->good + findings->bad, NULL);
     }
@@ -152,7 +161,8 @@ static int run_verify(const char *command, const struct options *options, struct
     return findings->bad > 0 ? KVT_EXIT_FAILED : KVT_EXIT_OK;
 }
 
-static int run_compact(const char *command, const struct options *options, struct kvt_store *store, struct findings *findings)
+static int run_compact(const char *command, const struct options *options, struct kvt_store *store,
+                       struct findings *findings)
 {
     (void)options;
     struct kvt_store_stats before, after;
@@ -160,12 +170,14 @@ static int run_compact(const char *command, const struct options *options, struc
     const enum kvt_status status = kvt_store_compact(store);
     if (status != KVT_OK) return kvt_failure(command, "compact: %s", kvt_status_text(status));
     kvt_store_stats(store, &after);
-    if (after.allocated_bytes < before.allocated_bytes) findings->freed_bytes = before.allocated_bytes - after.allocated_bytes;
+    if (after.allocated_bytes < before.allocated_bytes)
+        findings->freed_bytes = before.allocated_bytes - after.allocated_bytes;
     return KVT_EXIT_OK;
 }
 
 static const struct action actions[] = {
-    { "stat", run_stat }, { "ls", run_ls }, { "verify", run_verify }, { "compact", run_compact } };
+    { "stat", run_stat }, { "ls", run_ls }, { "verify", run_verify }, { "compact", run_compact }
+};
 
 static const struct action *find_action(const char *name)
 {
@@ -174,17 +186,29 @@ static const struct action *find_action(const char *name)
     return NULL;
 }
 
-/* ---- Report --------------------------------------------------------------------------------------------------------- */
+/* ---- Report ------------------------------------------------------------------------------------------------------ */
 
 static void print_json(const struct options *options, const struct kvt_store_stats *stats, struct findings *findings)
 {
-    const struct { const char *name; uint64_t value; } numbers[] = {
-        { "records", stats->records }, { "bad", findings->bad }, { "verified", findings->good },
-        { "allocated_bytes", stats->allocated_bytes }, { "capacity_bytes", stats->capacity_bytes },
-        { "live_bytes", stats->live_bytes }, { "segment_bytes", stats->segment_bytes }, { "segments", stats->segments },
-        { "segments_max", stats->segments_max }, { "foreign_files", stats->foreign_files }, { "foreign_bytes", stats->foreign_bytes },
-        { "swept_files", stats->swept_files }, { "private_records_swept", stats->recovered_private },
-        { "freed_bytes", findings->freed_bytes }, { "alignment", stats->alignment }, { "day_bytes", stats->day_bytes } };
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = { { "records", stats->records },
+                    { "bad", findings->bad },
+                    { "verified", findings->good },
+                    { "allocated_bytes", stats->allocated_bytes },
+                    { "capacity_bytes", stats->capacity_bytes },
+                    { "live_bytes", stats->live_bytes },
+                    { "segment_bytes", stats->segment_bytes },
+                    { "segments", stats->segments },
+                    { "segments_max", stats->segments_max },
+                    { "foreign_files", stats->foreign_files },
+                    { "foreign_bytes", stats->foreign_bytes },
+                    { "swept_files", stats->swept_files },
+                    { "private_records_swept", stats->recovered_private },
+                    { "freed_bytes", findings->freed_bytes },
+                    { "alignment", stats->alignment },
+                    { "day_bytes", stats->day_bytes } };
     struct json_object *root = json_object_new_object();
     (void)json_object_object_add(root, "directory", json_object_new_string(options->directory));
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(numbers); i++)
@@ -193,7 +217,9 @@ static void print_json(const struct options *options, const struct kvt_store_sta
     (void)json_object_object_add(root, "is_direct", json_object_new_boolean(stats->is_direct));
     if (findings->list) (void)json_object_object_add(root, "list", findings->list);
     findings->list = NULL;
-    (void)printf("%s\n", json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE));
+    (void)printf("%s\n",
+                 json_object_to_json_string_ext(
+                     root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE));
     (void)json_object_put(root);
 }
 
@@ -204,7 +230,8 @@ static void add_row(struct kvt_listing *rows, const char *name, uint64_t value, 
     kvt_listing_add(rows, "%s", is_bytes ? kvt_format_bytes(value).text : "");
 }
 
-static void print_table(const struct options *options, const struct kvt_store_stats *stats, const struct findings *findings)
+static void print_table(const struct options *options, const struct kvt_store_stats *stats,
+                        const struct findings *findings)
 {
     struct kvt_listing rows;
     kvt_listing_init(&rows, "lrl");
@@ -222,7 +249,8 @@ static void print_table(const struct options *options, const struct kvt_store_st
     if (stats->foreign_files) add_row(&rows, "foreign files", stats->foreign_files, false);
     if (stats->swept_files) add_row(&rows, "swept files", stats->swept_files, false);
     kvt_listing_print(&rows, stdout, "  ");
-    (void)printf("  %s, %s%s%s\n", stats->io_path, stats->is_direct ? "O_DIRECT" : "buffered", stats->io_note[0] ? ": " : "", stats->io_note);
+    (void)printf("  %s, %s%s%s\n", stats->io_path, stats->is_direct ? "O_DIRECT" : "buffered",
+                 stats->io_note[0] ? ": " : "", stats->io_note);
 }
 
 static int open_and_run(const char *command, const struct options *options, const struct action *action)
@@ -241,10 +269,8 @@ static int open_and_run(const char *command, const struct options *options, cons
     const int exit_status = action->run(command, options, store, &findings);
     struct kvt_store_stats stats;
     kvt_store_stats(store, &stats);
-    if (options->is_json)
-        print_json(options, &stats, &findings);
-    else if (action->run != run_ls)
-        print_table(options, &stats, &findings);
+    if (options->is_json) print_json(options, &stats, &findings);
+    else if (action->run != run_ls) print_table(options, &stats, &findings);
     if (findings.list) (void)json_object_put(findings.list);
     kvt_store_close(&store);
     return exit_status;

@@ -44,5 +44,6 @@ const char *kvt_read_key_file(const char *path, uint8_t ret_key[32])
         return NULL;
     }
     while (size > TEXT_BYTES && (bytes[size - 1] == '\n' || bytes[size - 1] == '\r')) size--;
-    return size == TEXT_BYTES && parse_digits(bytes, ret_key) ? NULL : "the file must hold 32 bytes, or 64 hexadecimal digits";
+    return size == TEXT_BYTES && parse_digits(bytes, ret_key) ? NULL
+                                                              : "the file must hold 32 bytes, or 64 hexadecimal digits";
 }

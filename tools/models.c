@@ -215,10 +215,8 @@ static enum kvt_status read_pair(struct shape_reader *reader, char *pair)
 static enum kvt_status finish_group(struct shape_reader *reader)
 {
     if (!(reader->seen & KEY_KIND)) {
-        if (reader->seen & KEY_WINDOW)
-            reader->group.kind = KVT_GROUP_WINDOW;
-        else if (reader->seen & KEY_STATE_BYTES)
-            reader->group.kind = KVT_GROUP_STATE;
+        if (reader->seen & KEY_WINDOW) reader->group.kind = KVT_GROUP_WINDOW;
+        else if (reader->seen & KEY_STATE_BYTES) reader->group.kind = KVT_GROUP_STATE;
     }
     uint32_t wanted = KEY_LAYERS | KEY_KV_HEADS | KEY_HEAD_DIM | KEY_DTYPE, refused = KEY_STATE_BYTES | KEYS_OF_WINDOW;
     const char *kind = "full";

@@ -55,46 +55,55 @@ struct kvt_config {
     uint32_t version; /* KVT_VERSION */
 
     struct kvt_model_shape shape;
-    const char *model;          /* fingerprint of the weights: part of every key. NULL: "" */
-    uint32_t rank, world;       /* of a sharded cache: part of every key; world 0 means 1 */
-    const void *secret;         /* keys the digests; NULL: none, so that restarts and other processes agree */
-    size_t secret_bytes;        /* at most 64 */
+    const char *model;    /* fingerprint of the weights: part of every key. NULL: "" */
+    uint32_t rank, world; /* of a sharded cache: part of every key; world 0 means 1 */
+    const void *secret;   /* keys the digests; NULL: none, so that restarts and other processes agree */
+    size_t secret_bytes;  /* at most 64 */
 
     enum kvt_device_kind device;
-    uint64_t device_bytes;      /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
-    uint64_t host_bytes;        /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
-    const char *nvme_path;      /* directory of the store, or up to 8 on different devices with commas between; NULL: no nvme tier */
-    uint64_t nvme_bytes;        /* disk space, as du sees it */
-    uint64_t nvme_bytes_per_day; /* endurance: written to the disk in 24 hours at most, but for what live sequences would lose; 0: no limit */
-    const uint8_t *nvme_key;    /* 32 bytes: what the store holds is encrypted and authenticated with it; borrowed for open. NULL: it is not */
-    bool is_codec_off;          /* true: copies stay raw in every tier */
-    bool is_codec_tables_off;   /* true: copies are packed without tables of the channels' scales, which are learned from the
+    /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
+    uint64_t device_bytes;
+    uint64_t host_bytes; /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
+    /* directory of the store, or up to 8 on different devices with commas between; NULL: no nvme tier */
+    const char *nvme_path;
+    uint64_t nvme_bytes; /* disk space, as du sees it */
+    /* endurance: written to the disk in 24 hours at most, but for what live sequences would lose; 0: no limit */
+    uint64_t nvme_bytes_per_day;
+    /* 32 bytes: what the store holds is encrypted and authenticated with it; borrowed for open. NULL: it is not */
+    const uint8_t *nvme_key;
+    bool is_codec_off; /* true: copies stay raw in every tier */
+    bool
+        is_codec_tables_off; /* true: copies are packed without tables of the channels' scales, which are learned from the
                                    first few hundred tokens otherwise; copies that were packed with them are still read */
 
-    const char *device_policy;  /* eviction; NULL: "lru" */
-    const char *host_policy;    /* NULL: as device_policy */
-    const char *admission;      /* to nvme; NULL: "budget" with nvme_bytes_per_day, otherwise "all" */
+    const char *device_policy; /* eviction; NULL: "lru" */
+    const char *host_policy;   /* NULL: as device_policy */
+    const char *admission;     /* to nvme; NULL: "budget" with nvme_bytes_per_day, otherwise "all" */
     enum kvt_prefetch prefetch;
 
-    uint32_t sequences_max;     /* live at once; 0: 4096 */
-    uint32_t transfers_max;     /* in flight at once; 0: 1024 */
-    uint64_t prefetch_bytes_max;     /* in flight for prefetch; 0: 64 MiB */
-    uint64_t transfer_deadline_ns;   /* a transfer past it is abandoned: its waiters get a miss; 0: 30 s */
-    uint64_t step_ns;           /* expected step time until it is measured; 0: 20 ms */
-    uint64_t prefill_tokens_per_s;   /* the engine's; a prefix that would take longer to fetch than to recompute is not fetched. 0: unknown, always fetch */
+    uint32_t sequences_max;        /* live at once; 0: 4096 */
+    uint32_t transfers_max;        /* in flight at once; 0: 1024 */
+    uint64_t prefetch_bytes_max;   /* in flight for prefetch; 0: 64 MiB */
+    uint64_t transfer_deadline_ns; /* a transfer past it is abandoned: its waiters get a miss; 0: 30 s */
+    uint64_t step_ns;              /* expected step time until it is measured; 0: 20 ms */
+    /*
+     * the engine's; a prefix that would take longer to fetch than to recompute is not fetched. 0: unknown, always fetch
+     */
+    uint64_t prefill_tokens_per_s;
 
-    uint64_t link_hbm_bytes_per_s;   /* pacing of the emulated device's link; 0: none */
+    uint64_t link_hbm_bytes_per_s; /* pacing of the emulated device's link; 0: none */
     uint64_t link_hbm_latency_ns;
-    uint64_t link_nvme_bytes_per_s;  /* pacing of the store's disk; 0: none */
+    uint64_t link_nvme_bytes_per_s; /* pacing of the store's disk; 0: none */
 
-    const struct kvt_env *env;  /* NULL: the real world */
+    const struct kvt_env *env; /* NULL: the real world */
 };
 
 /* All zero but size, version, prefetch and the defaults above. */
 KVT_API struct kvt_config kvt_config_default(void);
 
 /*
- * Opens a runtime. INVAL: an impossible value; ret_error (which may be NULL) gets one line that names field, value and rule.
+ * Opens a runtime. INVAL: an impossible value; ret_error (which may be NULL) gets one line that names field, value and
+ * rule.
  * BUSY: another process owns the store. NOMEM | IO | UNSUPPORTED: as they say. Nothing is left behind on failure.
  * The first sequence can be served at once: host memory is prepared in the background.
  */
@@ -111,62 +120,66 @@ KVT_API void kvt_close(struct kvt_runtime **runtime);
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_reset(struct kvt_runtime *runtime, uint64_t *ret_kept);
 
-/* ---- Sequences ---------------------------------------------------------------------------------------------------- */
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
 struct kvt_seq_params {
-    const uint32_t *tokens;   /* the prompt; borrowed for the call */
+    const uint32_t *tokens; /* the prompt; borrowed for the call */
     uint64_t token_count;
-    uint64_t reuse_max;       /* reuse at most that many; UINT64_MAX: no limit */
-    const void *salt;         /* tenants with different salts share nothing; NULL with 0: the common salt */
+    uint64_t reuse_max; /* reuse at most that many; UINT64_MAX: no limit */
+    const void *salt;   /* tenants with different salts share nothing; NULL with 0: the common salt */
     size_t salt_bytes;
-    bool is_idle;             /* true: found and held, but not fetched until resumed or expected */
+    bool is_idle; /* true: found and held, but not fetched until resumed or expected */
 };
 
 /*
- * Creates a sequence from the longest prefix that every layer group has in any tier, found and held in one step: at most
- * min(reuse_max, token_count - 1) tokens, a multiple of block_tokens. The sequence starts with *ret_reused committed tokens;
- * the caller appends and commits from there on.
+ * Creates a sequence from the longest prefix that every layer group has in any tier, found and held in one step: at
+ * most min(reuse_max, token_count - 1) tokens, a multiple of block_tokens. The sequence starts with *ret_reused
+ * committed tokens; the caller appends and commits from there on.
  * FULL: too many sequences | NOMEM.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_create(struct kvt_runtime *runtime, const struct kvt_seq_params *params,
                                                      kvt_seq *ret_seq, uint64_t *ret_reused);
 
 enum kvt_room {
-    KVT_ROOM_OK,       /* the slots are there */
-    KVT_ROOM_PENDING,  /* room is being made: kvt_wait and ask again */
-    KVT_ROOM_FULL,     /* active sequences claim everything: set one idle or finish one */
-    KVT_ROOM_TOO_LONG  /* more than the device alone holds */
+    KVT_ROOM_OK,      /* the slots are there */
+    KVT_ROOM_PENDING, /* room is being made: kvt_wait and ask again */
+    KVT_ROOM_FULL,    /* active sequences claim everything: set one idle or finish one */
+    KVT_ROOM_TOO_LONG /* more than the device alone holds */
 };
 
 /*
  * Reserves slots for n more tokens, all or none. In a state group the first append also gives the live state its slot.
- * A sequence that is not ready may append, and one in a step. INVAL: stale or idle sequence; or in a step that began without
- * reserved tokens on a sequence whose last block is shared or was cut (fork, truncate): reserve before step_begin.
+ * A sequence that is not ready may append, and one in a step. INVAL: stale or idle sequence; or in a step that began
+ * without reserved tokens on a sequence whose last block is shared or was cut (fork, truncate): reserve before
+ * step_begin.
  */
-KVT_NODISCARD KVT_API enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n, enum kvt_room *ret_room);
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_append(struct kvt_runtime *runtime, kvt_seq seq, uint64_t n,
+                                                     enum kvt_room *ret_room);
 
 enum kvt_commit_flags {
-    KVT_COMMIT_SNAPSHOT = 1 << 0 /* state groups: keep the state at the end of these tokens (a multiple of block_tokens) */
+    /* state groups: keep the state at the end of these tokens (a multiple of block_tokens) */
+    KVT_COMMIT_SNAPSHOT = 1 << 0
 };
 
 /*
  * The KV of these n tokens (all groups) is written at this point of stream. In append order; full blocks are sealed
- * and can be shared from now on. INVAL, nothing changed: more than is reserved, stale or idle sequence, or not in a step.
+ * and can be shared from now on. INVAL, nothing changed: more than is reserved, stale or idle sequence, or not in a
+ * step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const uint32_t *tokens,
                                                      uint64_t n, uint32_t flags, kvt_stream stream);
 
 /*
- * A second sequence with the same committed tokens; blocks are shared, tail and state are copied when one of them appends.
- * What seq had reserved is given back. FULL | INVAL: stale, or in a step | NOMEM.
+ * A second sequence with the same committed tokens; blocks are shared, tail and state are copied when one of them
+ * appends. What seq had reserved is given back. FULL | INVAL: stale, or in a step | NOMEM.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *ret_fork);
 
 /*
  * Cuts the sequence to `tokens` committed tokens; reserved ones go first. tail_tokens: the ids of the last
- * tokens % block_tokens tokens that are kept, NULL when that is 0. *ret_kept <= tokens: what every group can still serve;
- * the tokens from there on must be computed again. When the device has no room for what a window needs again, the sequence
- * is idle afterwards: resume brings it back. INVAL: longer than the sequence, or in a step.
+ * tokens % block_tokens tokens that are kept, NULL when that is 0. *ret_kept <= tokens: what every group can still
+ * serve; the tokens from there on must be computed again. When the device has no room for what a window needs again,
+ * the sequence is idle afterwards: resume brings it back. INVAL: longer than the sequence, or in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_truncate(struct kvt_runtime *runtime, kvt_seq seq, uint64_t tokens,
                                                        const uint32_t *tail_tokens, uint64_t *ret_kept);
@@ -175,15 +188,22 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_truncate(struct kvt_runtime *runti
  * Drops all but the first `sinks` and the last `window` tokens, whole blocks only, in the full groups. What is computed
  * later attends to less, so its keys say so: it never matches a plain prefix. INVAL: in a step.
  */
-KVT_NODISCARD KVT_API enum kvt_status kvt_seq_window(struct kvt_runtime *runtime, kvt_seq seq, uint64_t sinks, uint64_t window);
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_window(struct kvt_runtime *runtime, kvt_seq seq, uint64_t sinks,
+                                                     uint64_t window);
 
 /* Between turns: the blocks stay held, and may leave the device. Reserved tokens are given back. INVAL: in a step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq);
 
-/* Claims the device again and fetches what is missing, before anything else. FULL in *ret_room: set another one idle first. */
+/*
+ * Claims the device again and fetches what is missing, before anything else. FULL in *ret_room: set another one idle
+ * first.
+ */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room);
 
-/* Ends the sequence; never waits. keep: its sealed blocks stay cached. The handle is stale afterwards. INVAL: in a step. */
+/*
+ * Ends the sequence; never waits. keep: its sealed blocks stay cached. The handle is stale afterwards. INVAL: in a
+ * step.
+ */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_finish(struct kvt_runtime *runtime, kvt_seq seq, bool keep);
 
 /* Committed tokens of a sequence; 0 for a stale one. */
@@ -194,19 +214,23 @@ KVT_API uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq);
  * KVT_NO_SLOT where a block was dropped. State group: one entry, the live state. Valid from step_begin to step_end.
  * *ret_count: how many there are, also when more than max. INVAL: not in a step.
  */
-KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, uint32_t *ret_slots,
-                                                    uint64_t max, uint64_t *ret_first, uint64_t *ret_count);
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
+                                                    uint32_t *ret_slots, uint64_t max, uint64_t *ret_first,
+                                                    uint64_t *ret_count);
 
 /* The same blocks' keys: what the bytes are a function of. A block that is not sealed has a zero key. */
-struct kvt_block_key { uint64_t lo, hi; };
-KVT_NODISCARD KVT_API enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group, struct kvt_block_key *ret_keys,
-                                                   uint64_t max, uint64_t *ret_first, uint64_t *ret_count);
+struct kvt_block_key {
+    uint64_t lo, hi;
+};
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_keys(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
+                                                   struct kvt_block_key *ret_keys, uint64_t max, uint64_t *ret_first,
+                                                   uint64_t *ret_count);
 
-/* ---- Look-ahead and steps ------------------------------------------------------------------------------------------ */
+/* ---- Look-ahead and steps ---------------------------------------------------------------------------------------- */
 
 /*
- * Sequence i is expected to decode in steps[i] steps from now. Each call replaces what was said before of its sequences.
- * Drives prefetch of idle sequences; stale sequences are skipped.
+ * Sequence i is expected to decode in steps[i] steps from now. Each call replaces what was said before of its
+ * sequences. Drives prefetch of idle sequences; stale sequences are skipped.
  */
 KVT_API void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
 
@@ -217,17 +241,18 @@ enum kvt_ready {
 };
 
 struct kvt_step_entry {
-    kvt_seq seq;         /* in */
+    kvt_seq seq;          /* in */
     enum kvt_ready ready; /* out */
-    uint64_t lost_from;  /* out, when lost */
+    uint64_t lost_from;   /* out, when lost */
 };
 
 /*
  * Begins a step of the sequences that are ready: their blocks are pinned until step_end, and stream is ordered after
- * everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already stepping sequence.
+ * everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already
+ * stepping sequence.
  */
-KVT_NODISCARD KVT_API enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries, uint32_t n,
-                                                     kvt_stream stream, kvt_step *ret_step);
+KVT_NODISCARD KVT_API enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries,
+                                                     uint32_t n, kvt_stream stream, kvt_step *ret_step);
 
 /* Everything of the step is submitted to its stream. INVAL: no such step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step);
@@ -248,13 +273,16 @@ KVT_API const char *kvt_stall_name(enum kvt_stall_cause cause);
 /* What the sequence waits for at this moment; KVT_STALL_OTHER when it is ready. */
 KVT_API enum kvt_stall_cause kvt_seq_stall(struct kvt_runtime *runtime, kvt_seq seq);
 
-/* Blocks until something became ready or room was made since the last call, or until timeout_ns has passed. False: timed out. */
+/*
+ * Blocks until something became ready or room was made since the last call, or until timeout_ns has passed. False:
+ * timed out.
+ */
 KVT_API bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns);
 
 /* Readable when kvt_wait would not block. Owned by the runtime. */
 KVT_API int kvt_eventfd(struct kvt_runtime *runtime);
 
-/* ---- Numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 enum { KVT_TIER_DEVICE, KVT_TIER_HOST, KVT_TIER_NVME, KVT_TIERS };
 
@@ -270,29 +298,33 @@ struct kvt_tier_stats {
 struct kvt_stats {
     struct kvt_tier_stats tiers[KVT_TIERS];
     uint64_t sequences, sequences_max;
-    uint64_t blocks;                    /* known to the core */
-    uint64_t slot_tokens, used_tokens;  /* of live sequences on the device: tokens that fit in their slots, tokens committed */
-    uint64_t stashes, fetches, copies;  /* transfers that completed */
-    uint64_t failures, abandoned;       /* transfers that failed; that passed their deadline */
-    uint64_t quarantined;               /* slots that wait for a device or a kernel to be done with them */
-    uint64_t lost_blocks;               /* of live sequences */
-    uint64_t dropped_blocks;            /* cached ones that found no room below */
-    uint64_t packed_blocks, raw_blocks; /* stashes from the device by form */
-    uint64_t packed_bytes, packed_raw_bytes;   /* what they took, and would have taken raw */
-    uint64_t host_raw_equivalent_bytes; /* raw bytes of what the host tier holds now */
-    uint64_t host_slot_bytes;           /* memory of the slots that hold it: used_bytes without the buffers of transfers */
-    uint64_t store_raw_bytes, store_stored_bytes;  /* written: raw bytes of the blocks; record bytes with header and padding */
-    uint64_t store_allocated_bytes, store_allocated_peak;  /* as du sees it */
+    uint64_t blocks; /* known to the core */
+    /* of live sequences on the device: tokens that fit in their slots, tokens committed */
+    uint64_t slot_tokens, used_tokens;
+    uint64_t stashes, fetches, copies;       /* transfers that completed */
+    uint64_t failures, abandoned;            /* transfers that failed; that passed their deadline */
+    uint64_t quarantined;                    /* slots that wait for a device or a kernel to be done with them */
+    uint64_t lost_blocks;                    /* of live sequences */
+    uint64_t dropped_blocks;                 /* cached ones that found no room below */
+    uint64_t packed_blocks, raw_blocks;      /* stashes from the device by form */
+    uint64_t packed_bytes, packed_raw_bytes; /* what they took, and would have taken raw */
+    uint64_t host_raw_equivalent_bytes;      /* raw bytes of what the host tier holds now */
+    /* memory of the slots that hold it: used_bytes without the buffers of transfers */
+    uint64_t host_slot_bytes;
+    /* written: raw bytes of the blocks; record bytes with header and padding */
+    uint64_t store_raw_bytes, store_stored_bytes;
+    uint64_t store_allocated_bytes, store_allocated_peak; /* as du sees it */
     uint64_t store_records;
-    uint64_t store_written_bytes, store_day_bytes; /* to the device, all in all; in the last 24 hours, restarts included */
-    double store_write_amplification;   /* written over stored; 0: nothing was stored */
-    uint64_t bookkeeping_bytes;         /* the core's tables, touched or not */
-    uint64_t prefetched_blocks, demand_blocks;     /* fetches to the device by reason */
+    /* to the device, all in all; in the last 24 hours, restarts included */
+    uint64_t store_written_bytes, store_day_bytes;
+    double store_write_amplification;          /* written over stored; 0: nothing was stored */
+    uint64_t bookkeeping_bytes;                /* the core's tables, touched or not */
+    uint64_t prefetched_blocks, demand_blocks; /* fetches to the device by reason */
 };
 
 KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
 
-/* ---- The emulated device ---------------------------------------------------------------------------------------------- */
+/* ---- The emulated device ----------------------------------------------------------------------------------------- */
 
 /* Which device it is: "cuda" or "emulated". */
 KVT_API const char *kvt_device_name(struct kvt_runtime *runtime);
@@ -307,7 +339,8 @@ KVT_API uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group);
 KVT_API kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i);
 
 /* Runs run(user) on the stream in its turn: a kernel. UNSUPPORTED on a real device. */
-KVT_NODISCARD KVT_API enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream, void (*run)(void *user), void *user);
+KVT_NODISCARD KVT_API enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream,
+                                                          void (*run)(void *user), void *user);
 
 /* Blocks until everything launched on the stream has run. */
 KVT_API void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream);

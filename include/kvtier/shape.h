@@ -50,7 +50,7 @@ struct kvt_model_shape {
 
 /* Bytes of one element. */
 KVT_API uint32_t kvt_dtype_bytes(enum kvt_dtype dtype);
-KVT_API const char *kvt_dtype_name(enum kvt_dtype dtype);     /* "bf16", "fp16", "fp8", "fp32", "int8" */
+KVT_API const char *kvt_dtype_name(enum kvt_dtype dtype); /* "bf16", "fp16", "fp8", "fp32", "int8" */
 KVT_API bool kvt_dtype_parse(const char *text, enum kvt_dtype *ret_dtype);
 
 /* All functions below want a shape that kvt_shape_check() accepts. Any thread, no state. */
@@ -71,7 +71,10 @@ KVT_API uint64_t kvt_group_block_bytes(const struct kvt_group_shape *group, uint
 /* Blocks of this group that a sequence of `tokens` tokens keeps when nothing is shared (state: 1 once tokens > 0). */
 KVT_API uint64_t kvt_group_blocks_kept(const struct kvt_group_shape *group, uint32_t block_tokens, uint64_t tokens);
 
-/* Bytes, counted by token, that a sequence of `tokens` tokens keeps in this group: the window's tokens in a window group. */
+/*
+ * Bytes, counted by token, that a sequence of `tokens` tokens keeps in this group: the window's tokens in a window
+ * group.
+ */
 KVT_API uint64_t kvt_group_bytes_kept(const struct kvt_group_shape *group, uint64_t tokens);
 
 #ifdef __cplusplus

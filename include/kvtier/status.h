@@ -11,16 +11,16 @@
 extern "C" {
 #endif
 
-#define KVT_STATUS_LIST(X)                                                      \
-    X(OK, 0, "ok")                                                              \
-    X(NOMEM, -1, "out of memory")                                               \
-    X(INVAL, -2, "invalid argument")                                            \
-    X(FULL, -3, "full")                                                         \
-    X(IO, -4, "input/output error")                                             \
-    X(CORRUPT, -5, "bytes that fail their check")                               \
-    X(UNSUPPORTED, -6, "not supported here")                                    \
-    X(SHUTDOWN, -7, "shut down, or a child after fork")                         \
-    X(BUSY, -8, "in use by another process")                                    \
+#define KVT_STATUS_LIST(X)                              \
+    X(OK, 0, "ok")                                      \
+    X(NOMEM, -1, "out of memory")                       \
+    X(INVAL, -2, "invalid argument")                    \
+    X(FULL, -3, "full")                                 \
+    X(IO, -4, "input/output error")                     \
+    X(CORRUPT, -5, "bytes that fail their check")       \
+    X(UNSUPPORTED, -6, "not supported here")            \
+    X(SHUTDOWN, -7, "shut down, or a child after fork") \
+    X(BUSY, -8, "in use by another process")            \
     X(NOTFOUND, -9, "no such record")
 
 enum kvt_status {
@@ -31,7 +31,7 @@ enum kvt_status {
 
 #if defined(__GNUC__)
 #define KVT_NODISCARD __attribute__((warn_unused_result))
-#define KVT_API       __attribute__((visibility("default")))
+#define KVT_API __attribute__((visibility("default")))
 #else
 #define KVT_NODISCARD
 #define KVT_API

@@ -4,10 +4,9 @@
  * Keys are remembered as in second-sight, each with whether it was written. Over windows of 2,048 questions it counts
  * keys that were written and are asked about again (their writes were in vain: they left before they were used), keys
  * seen first, and keys that were refused and come back. It begins by writing all. When more than 22 % of a window's
- * writes are in vain, it refuses first sights; when then more than 60 % of what it refuses comes back, it writes all for
- * the next 64 windows, and when fewer than 2 % of the questions are about what was written in vain, there is room and it
- * writes all again.
- * A block that a live sequence holds, or that was used at least twice, is always written.
+ * writes are in vain, it refuses first sights; when then more than 60 % of what it refuses comes back, it writes all
+ * for the next 64 windows, and when fewer than 2 % of the questions are about what was written in vain, there is room
+ * and it writes all again. A block that a live sequence holds, or that was used at least twice, is always written.
  *
  * Source: ours; the memory is second-sight's (Maggs, Sitaraman, SIGCOMM CCR 45(3), 2015), the regret that of ARC's
  * ghost lists (Megiddo, Modha, FAST 2003).
@@ -32,9 +31,9 @@ struct kvt_admission {
     uint32_t (*sets)[WAYS]; /* fingerprints, the youngest first; 0: none */
     uint64_t seed;
     bool is_refusing;
-    uint32_t questions, in_vain;   /* of this window */
-    uint32_t firsts, returns;      /* since it refuses */
-    uint32_t trust;                /* windows for which it will not refuse */
+    uint32_t questions, in_vain; /* of this window */
+    uint32_t firsts, returns;    /* since it refuses */
+    uint32_t trust;              /* windows for which it will not refuse */
 };
 
 static void adaptive_destroy(struct kvt_admission *adaptive)
@@ -58,7 +57,9 @@ static enum kvt_status adaptive_create(uint64_t seed, struct kvt_admission **ret
     return KVT_OK;
 }
 
-/* Moves the key to the front of its set, and returns its fingerprint there; *ret_was: what was remembered of it, or 0. */
+/*
+ * Moves the key to the front of its set, and returns its fingerprint there; *ret_was: what was remembered of it, or 0.
+ */
 static uint32_t *remember(struct kvt_admission *adaptive, uint64_t key_hash, uint32_t *ret_was)
 {
     const uint64_t mixed = kvt_mix64(key_hash ^ kvt_mix64(adaptive->seed));

@@ -31,7 +31,7 @@ enum { B1, B2, GHOST_LIST_COUNT };
 struct kvt_policy {
     struct kvt_slots slots;
     struct kvt_ghosts ghosts;
-    uint64_t *keys; /* by slot */
+    uint64_t *keys;      /* by slot */
     uint64_t target_q32; /* of |T1|, in units of 2^-32 slots; at most the number of slots */
 };
 

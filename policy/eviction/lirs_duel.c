@@ -39,8 +39,8 @@ struct shadow {
 struct kvt_policy {
     struct kvt_lirs lirs;
     struct shadow shadows[SHADOW_COUNT];
-    uint32_t rate;              /* one key of so many; a power of two */
-    uint32_t window;            /* uses that a ratio is averaged over */
+    uint32_t rate;   /* one key of so many; a power of two */
+    uint32_t window; /* uses that a ratio is averaged over */
     uint32_t chosen;
 };
 

@@ -22,7 +22,7 @@ enum { A1OUT, GHOST_LIST_COUNT };
 struct kvt_policy {
     struct kvt_slots slots;
     struct kvt_ghosts ghosts;
-    uint64_t *keys; /* by slot */
+    uint64_t *keys;   /* by slot */
     uint32_t in_max;  /* Kin */
     uint32_t out_max; /* Kout */
 };

@@ -22,8 +22,8 @@ extern void (*kvt_check_dump)(void);
 
 void kvt_check_failed(const char *expression, const char *file, int line);
 
-#define KVT_ASSERT(expression)                                                                   \
-    do {                                                                                         \
+#define KVT_ASSERT(expression)                                                                     \
+    do {                                                                                           \
         if (__builtin_expect(!(expression), 0)) kvt_check_failed(#expression, __FILE__, __LINE__); \
     } while (0)
 
@@ -36,9 +36,9 @@ void kvt_check_failed(const char *expression, const char *file, int line);
 #endif
 
 /* Runs a statement that walks a whole structure, in verifying builds only; it always compiles. */
-#define KVT_VERIFY(statement)                     \
-    do {                                          \
-        if (KVT_VERIFY_ENABLED) { statement; }    \
+#define KVT_VERIFY(statement)                  \
+    do {                                       \
+        if (KVT_VERIFY_ENABLED) { statement; } \
     } while (0)
 
 #endif

@@ -18,15 +18,9 @@ static inline uint64_t kvt_align_up(uint64_t value, uint64_t alignment)
     return (value + alignment - 1) & ~(alignment - 1);
 }
 
-static inline bool kvt_is_aligned(uint64_t value, uint64_t alignment)
-{
-    return (value & (alignment - 1)) == 0;
-}
+static inline bool kvt_is_aligned(uint64_t value, uint64_t alignment) { return (value & (alignment - 1)) == 0; }
 
-static inline bool kvt_is_power_of_two(uint64_t value)
-{
-    return value != 0 && (value & (value - 1)) == 0;
-}
+static inline bool kvt_is_power_of_two(uint64_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
 /* False, with *ret_product untouched, when a * b does not fit in 64 bits. */
 static inline bool kvt_multiply(uint64_t a, uint64_t b, uint64_t *ret_product)
@@ -45,9 +39,24 @@ static inline uint32_t kvt_max_u32(uint32_t a, uint32_t b) { return a > b ? a : 
 /* kvtier runs on little-endian machines only; the store's format is little-endian. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "kvtier's formats are little-endian");
 
-static inline uint16_t kvt_load_u16(const void *p) { uint16_t v; memcpy(&v, p, sizeof v); return v; }
-static inline uint32_t kvt_load_u32(const void *p) { uint32_t v; memcpy(&v, p, sizeof v); return v; }
-static inline uint64_t kvt_load_u64(const void *p) { uint64_t v; memcpy(&v, p, sizeof v); return v; }
+static inline uint16_t kvt_load_u16(const void *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline uint32_t kvt_load_u32(const void *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline uint64_t kvt_load_u64(const void *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 static inline void kvt_store_u16(void *p, uint16_t v) { memcpy(p, &v, sizeof v); }
 static inline void kvt_store_u32(void *p, uint32_t v) { memcpy(p, &v, sizeof v); }
 static inline void kvt_store_u64(void *p, uint64_t v) { memcpy(p, &v, sizeof v); }

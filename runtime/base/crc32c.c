@@ -36,8 +36,8 @@ static uint32_t by_tables(uint32_t state, const uint8_t *p, size_t size)
     for (; size >= 8; p += 8, size -= 8) {
         const uint64_t v = kvt_load_u64(p) ^ state;
         state = tables[7][v & 0xff] ^ tables[6][(v >> 8) & 0xff] ^ tables[5][(v >> 16) & 0xff]
-              ^ tables[4][(v >> 24) & 0xff] ^ tables[3][(v >> 32) & 0xff] ^ tables[2][(v >> 40) & 0xff]
-              ^ tables[1][(v >> 48) & 0xff] ^ tables[0][v >> 56];
+            ^ tables[4][(v >> 24) & 0xff] ^ tables[3][(v >> 32) & 0xff] ^ tables[2][(v >> 40) & 0xff]
+            ^ tables[1][(v >> 48) & 0xff] ^ tables[0][v >> 56];
     }
     for (; size > 0; p++, size--) state = (state >> 8) ^ tables[0][(state ^ *p) & 0xff];
     return state;

@@ -12,10 +12,7 @@ static uint64_t monotonic_ns(void *clock_user)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-struct kvt_env kvt_env_default(void)
-{
-    return (struct kvt_env){ .now_ns = monotonic_ns };
-}
+struct kvt_env kvt_env_default(void) { return (struct kvt_env){ .now_ns = monotonic_ns }; }
 
 void kvt_log(const struct kvt_env *env, enum kvt_log_level level, const char *format, ...)
 {

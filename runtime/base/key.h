@@ -17,8 +17,12 @@
 
 #include "runtime/base/status.h"
 
-struct kvt_key { uint64_t lo, hi; };          /* 128 bits; all zero is the parent of a first block */
-struct kvt_key_root { uint8_t bytes[32]; };
+struct kvt_key {
+    uint64_t lo, hi;
+}; /* 128 bits; all zero is the parent of a first block */
+struct kvt_key_root {
+    uint8_t bytes[32];
+};
 
 /*
  * The name of a record outside the process: the namespace digest says everything that changes the bytes

@@ -74,10 +74,7 @@ void kvt_table_unmap(void *memory, size_t size_bytes)
     atomic_fetch_sub(&table_bytes, mapped_bytes);
 }
 
-void kvt_alloc_fail_at(uint64_t n)
-{
-    atomic_store(&alloc_fail_at, n ? atomic_load(&alloc_calls) + n : 0);
-}
+void kvt_alloc_fail_at(uint64_t n) { atomic_store(&alloc_fail_at, n ? atomic_load(&alloc_calls) + n : 0); }
 
 uint64_t kvt_alloc_calls(void) { return atomic_load(&alloc_calls); }
 uint64_t kvt_table_bytes(void) { return atomic_load(&table_bytes); }

@@ -17,7 +17,10 @@
 /* Zeroed memory, or NULL. count * size may overflow: that is NULL. */
 void *kvt_alloc(size_t count, size_t size);
 
-/* Grows memory of kvt_alloc() to hold count * size bytes; old bytes kept, new ones not zeroed. NULL: old memory unchanged. */
+/*
+ * Grows memory of kvt_alloc() to hold count * size bytes; old bytes kept, new ones not zeroed. NULL: old memory
+ * unchanged.
+ */
 void *kvt_realloc(void *memory, size_t count, size_t size);
 
 /* A copy of text, or NULL. */

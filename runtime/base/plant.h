@@ -1,8 +1,9 @@
 /*
  * plant: bugs that are planted on purpose, one at a time, in test programs of their own, which must fail.
  *
- * A test that cannot fail tests nothing. A program built with -DKVT_PLANT=KVT_PLANT_<NAME> has that one bug; every other build has
- * none, and the compiler drops what stands behind KVT_PLANTED. The list is closed: a plant that no program is built with is dead.
+ * A test that cannot fail tests nothing. A program built with -DKVT_PLANT=KVT_PLANT_<NAME> has that one bug; every
+ * other build has none, and the compiler drops what stands behind KVT_PLANTED. The list is closed: a plant that no
+ * program is built with is dead.
  */
 #ifndef KVT_RUNTIME_BASE_PLANT_H
 #define KVT_RUNTIME_BASE_PLANT_H

@@ -4,7 +4,9 @@
 
 #include <stdint.h>
 
-struct kvt_rng { uint64_t state; };
+struct kvt_rng {
+    uint64_t state;
+};
 
 static inline uint64_t kvt_mix64(uint64_t x)
 {
@@ -13,10 +15,7 @@ static inline uint64_t kvt_mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static inline uint64_t kvt_rng_next(struct kvt_rng *rng)
-{
-    return kvt_mix64(rng->state += 0x9e3779b97f4a7c15u);
-}
+static inline uint64_t kvt_rng_next(struct kvt_rng *rng) { return kvt_mix64(rng->state += 0x9e3779b97f4a7c15u); }
 
 /* A number below bound; bound > 0. The bias is below 2^-32 for bounds under 2^32. */
 static inline uint64_t kvt_rng_below(struct kvt_rng *rng, uint64_t bound)
@@ -25,9 +24,6 @@ static inline uint64_t kvt_rng_below(struct kvt_rng *rng, uint64_t bound)
 }
 
 /* A number in [0, 1). */
-static inline double kvt_rng_unit(struct kvt_rng *rng)
-{
-    return (double)(kvt_rng_next(rng) >> 11) * 0x1.0p-53;
-}
+static inline double kvt_rng_unit(struct kvt_rng *rng) { return (double)(kvt_rng_next(rng) >> 11) * 0x1.0p-53; }
 
 #endif

@@ -8,7 +8,10 @@
 /* A block larger than this is a mistake in the shape, and would overflow the 32-bit lengths of copies. */
 #define BLOCK_BYTES_MAX (KVT_GIB)
 
-static const struct { const char *name; uint32_t bytes; } dtypes[] = {
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} dtypes[] = {
     [KVT_DTYPE_BF16] = { "bf16", 2 }, [KVT_DTYPE_FP16] = { "fp16", 2 }, [KVT_DTYPE_FP8] = { "fp8", 1 },
     [KVT_DTYPE_FP32] = { "fp32", 4 }, [KVT_DTYPE_INT8] = { "int8", 1 },
 };
@@ -29,7 +32,8 @@ bool kvt_dtype_parse(const char *text, enum kvt_dtype *ret_dtype)
 
 static uint32_t planes_of(const struct kvt_group_shape *group) { return group->planes ? group->planes : 2; }
 
-static enum kvt_status refuse(char *ret_error, uint32_t error_bytes, const char *field, uint64_t value, const char *rule)
+static enum kvt_status refuse(char *ret_error, uint32_t error_bytes, const char *field, uint64_t value,
+                              const char *rule)
 {
     if (ret_error) (void)snprintf(ret_error, error_bytes, "%s is %llu: %s", field, (unsigned long long)value, rule);
     return KVT_INVAL;
@@ -44,7 +48,8 @@ static enum kvt_status check_sizes(const struct kvt_model_shape *shape, const st
         fits = kvt_multiply(bytes, group->state_bytes, &bytes);
     } else {
         fits = kvt_multiply(bytes, planes_of(group), &bytes) && kvt_multiply(bytes, group->kv_heads, &bytes)
-            && kvt_multiply(bytes, group->head_dim, &bytes) && kvt_multiply(bytes, kvt_dtype_bytes(group->dtype), &bytes)
+            && kvt_multiply(bytes, group->head_dim, &bytes)
+            && kvt_multiply(bytes, kvt_dtype_bytes(group->dtype), &bytes)
             && kvt_multiply(bytes, shape->block_tokens, &bytes);
     }
     if (!fits) return refuse(ret_error, error_bytes, "block bytes", UINT64_MAX, "the product must fit in 64 bits");
@@ -61,7 +66,8 @@ static enum kvt_status check_group(const struct kvt_model_shape *shape, const st
         return refuse(ret_error, error_bytes, "dtype", (uint64_t)group->dtype, "bf16, fp16, fp8, fp32 or int8");
     if (group->layers == 0) return refuse(ret_error, error_bytes, "layers", 0, "at least 1");
     if (group->kind == KVT_GROUP_STATE) {
-        if (group->state_bytes == 0) return refuse(ret_error, error_bytes, "state_bytes", 0, "at least 1 in a state group");
+        if (group->state_bytes == 0)
+            return refuse(ret_error, error_bytes, "state_bytes", 0, "at least 1 in a state group");
         return check_sizes(shape, group, ret_error, error_bytes);
     }
     if (group->planes > 2) return refuse(ret_error, error_bytes, "planes", group->planes, "1 or 2");

@@ -3,7 +3,8 @@
 const char *kvt_status_text(enum kvt_status status)
 {
     switch (status) {
-#define KVT_STATUS_CASE(name, value, text) case KVT_##name: return text;
+#define KVT_STATUS_CASE(name, value, text) \
+    case KVT_##name: return text;
         KVT_STATUS_LIST(KVT_STATUS_CASE)
 #undef KVT_STATUS_CASE
     }

@@ -5,10 +5,10 @@
 #include "kvtier/status.h"
 
 /* Leaves the calling function with the status of e unless it is KVT_OK. */
-#define KVT_TRY(e)                              \
-    do {                                        \
-        const enum kvt_status status_ = (e);    \
-        if (status_ != KVT_OK) return status_;  \
+#define KVT_TRY(e)                             \
+    do {                                       \
+        const enum kvt_status status_ = (e);   \
+        if (status_ != KVT_OK) return status_; \
     } while (0)
 
 #endif

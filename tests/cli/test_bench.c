@@ -39,7 +39,10 @@ static int directory_remove(void **state)
 static void a_bad_option_is_one_line_and_exit_status_2(void **state)
 {
     (void)state;
-    static const struct { const char *arguments[7]; const char *line; } cases[] = {
+    static const struct {
+        const char *arguments[7];
+        const char *line;
+    } cases[] = {
         { { NULL }, "the part" },
         { { "stores" }, "core, codec or store" },
         { { "store", "core" }, "core" },
@@ -101,8 +104,13 @@ static uint32_t check_cases(struct json_object *cases, const char *text)
 static void a_small_run_of_each_part_measures_and_leaves_nothing(void **state)
 {
     (void)state;
-    static const struct { const char *part, *name; uint32_t count; } parts[] = {
-        { "speed", "against the raw loop", 6 }, { "small", "a file each", 6 }, { "mixed", "mixed", 2 }, { "codec", "packed", 5 } };
+    static const struct {
+        const char *part, *name;
+        uint32_t count;
+    } parts[] = { { "speed", "against the raw loop", 6 },
+                  { "small", "a file each", 6 },
+                  { "mixed", "mixed", 2 },
+                  { "codec", "packed", 5 } };
     /* Without fio, so that the run is short and the same on every machine. */
     char *const path = getenv("PATH");
     assert_int_equal(setenv("PATH", "/nonexistent", 1), 0);

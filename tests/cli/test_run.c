@@ -17,20 +17,20 @@
 #include "runtime/base/bytes.h"
 #include "tests/cli/run_program.h"
 
-#define PATH_BYTES  256
+#define PATH_BYTES 256
 #define SMALL_SHAPE "layers=2,kv_heads=1,head_dim=64,dtype=bf16"
 
 static const char *program;
 static struct outcome outcome;
-static char root[PATH_BYTES];          /* a directory of this test's own */
-static char store[PATH_BYTES];         /* root/kv, made by the program */
-static char nvme[PATH_BYTES + 16];     /* store with a size: the option's value */
+static char root[PATH_BYTES];      /* a directory of this test's own */
+static char store[PATH_BYTES];     /* root/kv, made by the program */
+static char nvme[PATH_BYTES + 16]; /* store with a size: the option's value */
 
 static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
 
 #define RUN(...) run((const char *const[]){ "run", __VA_ARGS__, NULL })
 
-/* ---- A directory for each test ---------------------------------------------------------------------------------------- */
+/* ---- A directory for each test ----------------------------------------------------------------------------------- */
 
 static int remove_entry(const char *path, const struct stat *entry, int kind, struct FTW *walk)
 {
@@ -55,7 +55,7 @@ static int leave(void **state)
     return nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* ---- What a report says -------------------------------------------------------------------------------------------------- */
+/* ---- What a report says ------------------------------------------------------------------------------------------ */
 
 static struct json_object *report(void)
 {
@@ -88,20 +88,21 @@ static uint64_t assert_whole(void)
     struct json_object *tiers = field(object, "tiers");
     for (size_t i = 0; i < json_object_array_length(tiers); i++) {
         struct json_object *tier = json_object_array_get_idx(tiers, i);
-        assert_true(json_object_get_uint64(field(tier, "peak_bytes")) <= json_object_get_uint64(field(tier, "capacity_bytes")));
+        assert_true(json_object_get_uint64(field(tier, "peak_bytes"))
+                    <= json_object_get_uint64(field(tier, "capacity_bytes")));
     }
     const uint64_t reused = number(object, "tokens", "reused");
     (void)json_object_put(object);
     return reused;
 }
 
-/* ---- Whole runs ---------------------------------------------------------------------------------------------------------- */
+/* ---- Whole runs -------------------------------------------------------------------------------------------------- */
 
 /* Goal: each generated workload passes all three tiers, and every byte is right. */
 static void every_workload_verifies_through_all_tiers(void **state)
 {
     (void)state;
-    static const char *const names[] = {"chat", "agent", "longdoc", "batch"};
+    static const char *const names[] = { "chat", "agent", "longdoc", "batch" };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
         RUN("--workload", names[i], "--requests", "16", "--shape", SMALL_SHAPE, "--hbm", "16MiB", "--host", "12MiB",
             "--nvme", nvme, "--batch", "6", "--json");
@@ -118,13 +119,16 @@ static void every_kind_of_group_and_every_set_of_tiers_verifies(void **state)
     static const char *const shapes[] = {
         SMALL_SHAPE "+layers=1,kv_heads=1,head_dim=64,dtype=bf16,window=256",
         "layers=1,kv_heads=1,head_dim=64,dtype=fp16+layers=2,state_bytes=4096,dtype=fp32",
-        "layers=1,kv_heads=1,head_dim=64,dtype=fp8+layers=1,kv_heads=1,head_dim=32,dtype=bf16,window=100+layers=1,state_bytes=2048,dtype=bf16",
+        "layers=1,kv_heads=1,head_dim=64,dtype=fp8+layers=1,kv_heads=1,head_dim=32,dtype=bf16,window=100+layers=1,"
+        "state_bytes=2048,dtype=bf16",
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(shapes); i++) {
-        RUN("--workload", "chat", "--requests", "10", "--shape", shapes[i], "--hbm", "16MiB", "--host", "16MiB", "--nvme", nvme, "--json");
+        RUN("--workload", "chat", "--requests", "10", "--shape", shapes[i], "--hbm", "16MiB", "--host", "16MiB",
+            "--nvme", nvme, "--json");
         (void)assert_whole();
     }
-    RUN("--workload", "chat", "--requests", "10", "--shape", SMALL_SHAPE, "--hbm", "16MiB", "--host", "16MiB", "--json");
+    RUN("--workload", "chat", "--requests", "10", "--shape", SMALL_SHAPE, "--hbm", "16MiB", "--host", "16MiB",
+        "--json");
     (void)assert_whole();
 }
 
@@ -132,14 +136,14 @@ static void every_kind_of_group_and_every_set_of_tiers_verifies(void **state)
 static void a_second_run_reuses_what_the_first_one_stored(void **state)
 {
     (void)state;
-    RUN("--workload", "batch", "--requests", "12", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB", "--nvme", nvme,
-        "--arrival", "sequential", "--json");
+    RUN("--workload", "batch", "--requests", "12", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB", "--nvme",
+        nvme, "--arrival", "sequential", "--json");
     const uint64_t first = assert_whole();
-    RUN("--workload", "batch", "--requests", "12", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB", "--nvme", nvme,
-        "--arrival", "sequential", "--json");
+    RUN("--workload", "batch", "--requests", "12", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB", "--nvme",
+        nvme, "--arrival", "sequential", "--json");
     assert_true(assert_whole() > first);
-    RUN("--workload", "batch", "--requests", "12", "--shape", "layers=2,kv_heads=1,head_dim=64,dtype=fp16", "--hbm", "8MiB", "--host",
-        "8MiB", "--nvme", nvme, "--arrival", "sequential", "--json");
+    RUN("--workload", "batch", "--requests", "12", "--shape", "layers=2,kv_heads=1,head_dim=64,dtype=fp16", "--hbm",
+        "8MiB", "--host", "8MiB", "--nvme", nvme, "--arrival", "sequential", "--json");
     assert_int_equal(assert_whole(), first);
 }
 
@@ -153,7 +157,8 @@ static void a_request_larger_than_the_device_is_refused_by_name(void **state)
     assert_non_null(file);
     (void)fputs("{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"
                 "{\"timestamp\":1,\"input_length\":5120,\"output_length\":5,\"hash_ids\":[1,2,3,4,5,6,7,8,9,10]}\n"
-                "{\"timestamp\":2,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,3]}\n", file);
+                "{\"timestamp\":2,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,3]}\n",
+                file);
     assert_int_equal(fclose(file), 0);
     RUN("--trace", trace, "--shape", SMALL_SHAPE, "--hbm", "1MiB", "--host", "8MiB", "--json");
     assert_int_equal(outcome.exit_status, 1);
@@ -177,7 +182,7 @@ static void people_get_a_table(void **state)
     assert_non_null(strstr(outcome.out, " 0 mismatches"));
 }
 
-/* ---- What is refused ------------------------------------------------------------------------------------------------------- */
+/* ---- What is refused --------------------------------------------------------------------------------------------- */
 
 static void assert_refused(const char *named)
 {
@@ -222,13 +227,14 @@ static void a_broken_line_of_a_trace_is_named(void **state)
     FILE *file = fopen(trace, "w");
     assert_non_null(file);
     (void)fputs("{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"
-                "{\"timestamp\":1,\"input_length\":5120,\"output_length\":5,\"hash_ids\":[1,2]}\n", file);
+                "{\"timestamp\":1,\"input_length\":5120,\"output_length\":5,\"hash_ids\":[1,2]}\n",
+                file);
     assert_int_equal(fclose(file), 0);
     RUN("--trace", trace, "--nvme", nvme);
     assert_refused("trace.jsonl:2");
 }
 
-/* ---- Signals ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
 /* Starts the program and sends it the signal once its store is there; returns the nanoseconds from signal to end. */
 static uint64_t run_until_signal(const char *const *arguments, int signal_number)
@@ -263,10 +269,11 @@ static uint64_t run_until_signal(const char *const *arguments, int signal_number
 static void a_signal_ends_the_run_with_its_report(void **state)
 {
     (void)state;
-    static const int signals[] = {SIGINT, SIGTERM};
+    static const int signals[] = { SIGINT, SIGTERM };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(signals); i++) {
-        const char *const arguments[] = {"run", "--workload", "chat", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB",
-                                         "--nvme", nvme, "--step-ms", "400", "--json", NULL};
+        const char *const arguments[] = { "run",   "--workload", "chat",   "--shape", SMALL_SHAPE,
+                                          "--hbm", "8MiB",       "--host", "8MiB",    "--nvme",
+                                          nvme,    "--step-ms",  "400",    "--json",  NULL };
         const uint64_t took_ns = run_until_signal(arguments, signals[i]);
         if (outcome.exit_status != 130) fail_msg("exit status %d: %s", outcome.exit_status, outcome.err);
         struct json_object *object = report();
@@ -275,7 +282,8 @@ static void a_signal_ends_the_run_with_its_report(void **state)
         (void)json_object_put(object);
         /* Ten times what is promised: a loaded machine is no failure, a run that goes on is. */
         assert_true(took_ns < UINT64_C(10000000000));
-        RUN("--workload", "chat", "--requests", "4", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB", "--nvme", nvme, "--json");
+        RUN("--workload", "chat", "--requests", "4", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB",
+            "--nvme", nvme, "--json");
         (void)assert_whole();
         assert_int_equal(leave(NULL), 0);
         assert_int_equal(mkdir(root, 0700), 0);

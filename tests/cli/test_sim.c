@@ -46,7 +46,7 @@ static void write_trace(const char *text)
 static void run_words(const char *command, const char *text)
 {
     static char words[1024];
-    const char *arguments[WORDS_MAX + 2] = {command};
+    const char *arguments[WORDS_MAX + 2] = { command };
     uint32_t count = 1;
     char *rest = words;
     (void)snprintf(words, sizeof words, "%s", text);
@@ -91,8 +91,8 @@ static const char *text(struct json_object *object, const char *name)
     return json_object_get_string(value);
 }
 
-#define THREE_REQUESTS \
-    "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n" \
+#define THREE_REQUESTS                                                                   \
+    "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"   \
     "{\"timestamp\":1,\"input_length\":1536,\"output_length\":5,\"hash_ids\":[1,2,3]}\n" \
     "{\"timestamp\":2,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,3]}\n"
 
@@ -103,7 +103,7 @@ static void three_requests_count_as_reckoned_by_hand(void **state)
     write_trace(THREE_REQUESTS);
     sim("--trace @ --count flat --policies lru,belady --capacities 2,3 --json");
     struct json_object *object = report();
-    static const int64_t hits[] = {3, 4, 4, 4}; /* lru at 2 and 3; the bound */
+    static const int64_t hits[] = { 3, 4, 4, 4 }; /* lru at 2 and 3; the bound */
     for (size_t i = 0; i < KVT_ARRAY_COUNT(hits); i++) {
         struct json_object *result = result_at(object, i);
         assert_string_equal(text(result, "trace"), trace);
@@ -140,7 +140,9 @@ static void capacities_are_blocks_shares_or_tiers(void **state)
 static void the_smallest_traces_and_capacities_work(void **state)
 {
     (void)state;
-    static const char *const traces[] = {"", "\n\n", "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"};
+    static const char *const traces[] = {
+        "", "\n\n", "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"
+    };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(traces); i++) {
         write_trace(traces[i]);
         sim("--trace @ --capacities 1,100%,1073741822 --json");
@@ -174,36 +176,60 @@ static void people_get_a_table_and_programs_csv(void **state)
 static void a_wrong_value_gets_one_line_that_names_it(void **state)
 {
     (void)state;
-    static const struct { const char *words, *named; } wrong[] = {
-        {"", "--trace"}, {"--trace @ --workload chat", "--trace"}, {"--workload chat surplus", "surplus"},
-        {"--workload chat --frobnicate", "--frobnicate"}, {"--workload poetry", "poetry"},
-        {"--trace /nonexistent.jsonl", "/nonexistent.jsonl"},
-        {"--workload chat --requests 0", "--requests"}, {"--workload chat --requests many", "--requests"},
-        {"--workload chat --seed -1", "--seed"}, {"--workload chat --block-tokens 0", "--block-tokens"},
-        {"--workload chat --block-tokens 70000", "--block-tokens"}, {"--workload chat --repeat 0", "--repeat"},
-        {"--workload chat --repeat 10001", "--repeat"}, {"--workload chat --threads 0", "--threads"},
-        {"--workload chat --count sheep", "--count"}, {"--workload chat --order random", "--order"},
-        {"--workload chat --policies lru,,fifo", "--policies"}, {"--workload chat --policies wishful", "--policies"},
-        {"--workload chat --policies lru,", "--policies"},
-        {"--workload chat --capacities 0", "--capacities"}, {"--workload chat --capacities -5", "--capacities"},
-        {"--workload chat --capacities 5,", "--capacities"}, {"--workload chat --capacities 101%", "--capacities"},
-        {"--workload chat --capacities 0%", "--capacities"}, {"--workload chat --capacities %", "--capacities"},
-        {"--workload chat --capacities 1073741823", "--capacities"}, {"--workload chat --capacities 1+", "--capacities"},
-        {"--workload chat --capacities 1+2+3+4", "--capacities"}, {"--workload chat --capacities 1e3", "--capacities"},
-        {"--workload chat --capacities 99999999999999999999", "--capacities"},
-        {"--workload chat --admission hope", "--admission"}, {"--workload chat --admission all --capacities 1+2", "--admission"},
-        {"--workload chat --hbm 8MiB --gpu abacus", "--gpu"}, {"--workload chat --hbm 8MiB --gpu flops=0,bytes=1,link=1", "--gpu"},
-        {"--workload chat --gpu h200 --parameters many", "--parameters"}, {"--workload chat --hbm 8MiB --pack-ratio 0", "--pack-ratio"},
-        {"--workload chat --hbm 8MiB --policies wishful", "--policies"}, {"--workload chat --hbm 4KiB --host 1MiB", "--hbm"},
-        {"--workload chat --hbm 8MiB --policy wishful", "--policy"}, {"--workload chat --hbm", "--hbm"}, {"--hbm 8MiB", "--trace"},
-        {"--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl"},
-        {"--workload chat --plot picture.jpg", "--plot"},
-        {"--workload chat --policies belady --admission all", "--policies"}, {"--workload chat --json --csv", "--json"},
+    static const struct {
+        const char *words, *named;
+    } wrong[] = {
+        { "", "--trace" },
+        { "--trace @ --workload chat", "--trace" },
+        { "--workload chat surplus", "surplus" },
+        { "--workload chat --frobnicate", "--frobnicate" },
+        { "--workload poetry", "poetry" },
+        { "--trace /nonexistent.jsonl", "/nonexistent.jsonl" },
+        { "--workload chat --requests 0", "--requests" },
+        { "--workload chat --requests many", "--requests" },
+        { "--workload chat --seed -1", "--seed" },
+        { "--workload chat --block-tokens 0", "--block-tokens" },
+        { "--workload chat --block-tokens 70000", "--block-tokens" },
+        { "--workload chat --repeat 0", "--repeat" },
+        { "--workload chat --repeat 10001", "--repeat" },
+        { "--workload chat --threads 0", "--threads" },
+        { "--workload chat --count sheep", "--count" },
+        { "--workload chat --order random", "--order" },
+        { "--workload chat --policies lru,,fifo", "--policies" },
+        { "--workload chat --policies wishful", "--policies" },
+        { "--workload chat --policies lru,", "--policies" },
+        { "--workload chat --capacities 0", "--capacities" },
+        { "--workload chat --capacities -5", "--capacities" },
+        { "--workload chat --capacities 5,", "--capacities" },
+        { "--workload chat --capacities 101%", "--capacities" },
+        { "--workload chat --capacities 0%", "--capacities" },
+        { "--workload chat --capacities %", "--capacities" },
+        { "--workload chat --capacities 1073741823", "--capacities" },
+        { "--workload chat --capacities 1+", "--capacities" },
+        { "--workload chat --capacities 1+2+3+4", "--capacities" },
+        { "--workload chat --capacities 1e3", "--capacities" },
+        { "--workload chat --capacities 99999999999999999999", "--capacities" },
+        { "--workload chat --admission hope", "--admission" },
+        { "--workload chat --admission all --capacities 1+2", "--admission" },
+        { "--workload chat --hbm 8MiB --gpu abacus", "--gpu" },
+        { "--workload chat --hbm 8MiB --gpu flops=0,bytes=1,link=1", "--gpu" },
+        { "--workload chat --gpu h200 --parameters many", "--parameters" },
+        { "--workload chat --hbm 8MiB --pack-ratio 0", "--pack-ratio" },
+        { "--workload chat --hbm 8MiB --policies wishful", "--policies" },
+        { "--workload chat --hbm 4KiB --host 1MiB", "--hbm" },
+        { "--workload chat --hbm 8MiB --policy wishful", "--policy" },
+        { "--workload chat --hbm", "--hbm" },
+        { "--hbm 8MiB", "--trace" },
+        { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },
+        { "--workload chat --plot picture.jpg", "--plot" },
+        { "--workload chat --policies belady --admission all", "--policies" },
+        { "--workload chat --json --csv", "--json" },
     };
     write_trace(THREE_REQUESTS);
     for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
         sim(wrong[i].words);
-        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
+        if (outcome.exit_status != 2)
+            fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
         assert_string_equal(outcome.out, "");
         assert_int_equal(count_lines(outcome.err), 1);
         assert_memory_equal(outcome.err, "kvtier sim: ", 12);
@@ -222,7 +248,8 @@ static void a_picture_is_gnuplots(void **state)
     write_trace(THREE_REQUESTS);
     (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
     (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
-    (void)snprintf(line, sizeof line, "--trace @ --policies lru,belady --count flat --capacities 2,3 --plot %s/a.svg", root);
+    (void)snprintf(line, sizeof line, "--trace @ --policies lru,belady --count flat --capacities 2,3 --plot %s/a.svg",
+                   root);
     assert_int_equal(setenv("PATH", root, 1), 0);
     sim(line);
     assert_int_equal(outcome.exit_status, 2);
@@ -248,7 +275,7 @@ static void a_picture_is_gnuplots(void **state)
     (void)setenv("PATH", before, 1);
 }
 
-/* ---- In virtual time ----------------------------------------------------------------------------------------------------- */
+/* ---- In virtual time --------------------------------------------------------------------------------------------- */
 
 static int64_t inner(struct json_object *object, const char *outer, const char *name)
 {
@@ -282,12 +309,16 @@ static void simulated_tiers_reuse_what_real_ones_do(void **state)
     }
 }
 
-/* Goal: the same command line gives the same figures, and a slower link or smaller tiers never stall less than the bound. */
+/*
+ * Goal: the same command line gives the same figures, and a slower link or smaller tiers never stall less than the
+ * bound.
+ */
 static void virtual_time_repeats_itself_and_keeps_to_its_bound(void **state)
 {
     (void)state;
     static const char *const lines[] = {
-        "--workload chat --requests 40 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 4MiB --host 16MiB --nvme x:16MiB"
+        "--workload chat --requests 40 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 4MiB --host 16MiB "
+        "--nvme x:16MiB"
         " --link-hbm 0.01 --link-nvme 0.005 --gpu a100 --parameters 1e8 --policies lru,lirs-duel --json",
         "--workload longdoc --requests 12 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 9MiB --host 16MiB"
         " --gpu flops=1e12,bytes=1e11,link=1e8 --step-ms 1 --json",
@@ -309,7 +340,8 @@ static void virtual_time_repeats_itself_and_keeps_to_its_bound(void **state)
             }
         }
         for (uint32_t policy = 0; policy < (i == 0 ? 2 : 1); policy++)
-            assert_string_equal(json_object_to_json_string(steps[0][policy]), json_object_to_json_string(steps[1][policy]));
+            assert_string_equal(json_object_to_json_string(steps[0][policy]),
+                                json_object_to_json_string(steps[1][policy]));
         (void)json_object_put(reports[0]);
         (void)json_object_put(reports[1]);
     }

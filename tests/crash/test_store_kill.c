@@ -1,8 +1,10 @@
 /*
- * store: the process is killed (SIGKILL) at a random moment, on real files, again and again; each time the next one checks all.
+ * store: the process is killed (SIGKILL) at a random moment, on real files, again and again; each time the next one
+ *        checks all.
  *
  * The child puts records whose bytes are a function of key and generation, syncs, and writes into a pipe what a sync
- * acknowledged. The parent kills it, opens the store itself, and wants every acknowledged record that room was kept for, exact.
+ * acknowledged. The parent kills it, opens the store itself, and wants every acknowledged record that room was kept
+ * for, exact.
  */
 #include "tests/unit/store_bench.h"
 
@@ -12,7 +14,9 @@
 
 enum { KIB = 1024, KEYS = 40, LENGTH = 9000 };
 
-struct report { uint64_t key, generation; };
+struct report {
+    uint64_t key, generation;
+};
 
 static void child(struct bench *bench, int pipe_end, uint64_t generation)
 {
@@ -22,8 +26,14 @@ static void child(struct bench *bench, int pipe_end, uint64_t generation)
     for (;; generation++) {
         for (uint64_t key = 0; key < KEYS; key++) {
             bench_fill(bytes, LENGTH, key, generation);
-            struct kvt_store_op put = { .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = generation, .buffer = bytes,
-                                        .length = LENGTH, .form = 1, .tokens = 16 }, *done;
+            struct kvt_store_op put = { .kind = KVT_STORE_PUT,
+                                        .name = bench_name(key),
+                                        .generation = generation,
+                                        .buffer = bytes,
+                                        .length = LENGTH,
+                                        .form = 1,
+                                        .tokens = 16 },
+                                *done;
             struct kvt_store_op *const ops[] = { &put };
             if (kvt_store_submit(bench->store, ops, 1) != 1) _exit(3);
             if (!kvt_store_wait(bench->store, 10000000000u)) _exit(4);
@@ -51,7 +61,8 @@ static uint64_t run_child(struct bench *bench, uint64_t generation, struct kvt_r
     struct report report = { 0, 0 };
     uint64_t acknowledged = 0;
     const uint64_t wanted = 1 + kvt_rng_below(rng, 3);
-    for (uint64_t i = 0; i < wanted && read(ends[0], &report, sizeof report) == sizeof report; i++) acknowledged = report.generation;
+    for (uint64_t i = 0; i < wanted && read(ends[0], &report, sizeof report) == sizeof report; i++)
+        acknowledged = report.generation;
     struct pollfd next = { .fd = ends[0], .events = POLLIN };
     (void)poll(&next, 1, (int)kvt_rng_below(rng, 20)); /* until then, or until it has more to say */
     assert_int_equal(kill(pid, SIGKILL), 0);
@@ -68,7 +79,10 @@ static void check(struct bench *bench, uint64_t acknowledged)
     static uint8_t bytes[LENGTH];
     bench_open(bench);
     for (uint64_t key = 0; key < KEYS; key++) {
-        struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_GENERATION_ANY, .name = bench_name(key), .buffer = bytes,
+        struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                                   .flags = KVT_STORE_GENERATION_ANY,
+                                   .name = bench_name(key),
+                                   .buffer = bytes,
                                    .length = LENGTH };
         assert_int_equal(bench_run(bench, &op), KVT_OK);
         assert_true(bench_is_filled(bytes, LENGTH, key, op.ret_generation));

@@ -3,8 +3,8 @@
  *
  * The scenario fills a small store several times over, replaces records, holds and reads some, syncs now and then and
  * resets once. For cut = 1, 2, 3, ... the cut-th operation and all later ones fail; then each write that was not synced
- * lands, vanishes or tears, and the store is opened again. The oracle: what a sync or a reset acknowledged is so; whatever is
- * found is exact; used bytes equal what the records sum up to; and the store goes on working.
+ * lands, vanishes or tears, and the store is opened again. The oracle: what a sync or a reset acknowledged is so;
+ * whatever is found is exact; used bytes equal what the records sum up to; and the store goes on working.
  */
 #include "tests/unit/store_bench.h"
 
@@ -13,9 +13,9 @@
 enum { KIB = 1024, HOT = 8, COLD = 300, ROUNDS = 30, RECORD_HEADER = 128 };
 
 struct oracle {
-    uint64_t put[HOT];      /* the last generation of the hot key that was submitted */
-    uint64_t ok[HOT];       /* that came back OK */
-    uint64_t durable[HOT];  /* that a sync acknowledged */
+    uint64_t put[HOT];     /* the last generation of the hot key that was submitted */
+    uint64_t ok[HOT];      /* that came back OK */
+    uint64_t durable[HOT]; /* that a sync acknowledged */
     bool is_reset_tried, is_reset_durable;
     uint64_t before_reset[HOT]; /* generations up to this one are gone with the reset */
 };
@@ -48,7 +48,8 @@ static void scenario(struct bench *bench, struct oracle *oracle)
     if (bench_try_open(bench) != KVT_OK) return;
     uint64_t cold = 0;
     for (uint64_t round = 1; round <= ROUNDS && !io_faulty_was_cut(bench->image); round++) {
-        for (uint64_t i = 0; i < COLD / ROUNDS; i++, cold++) (void)bench_put(bench, 1000 + cold, cold_length(1000 + cold));
+        for (uint64_t i = 0; i < COLD / ROUNDS; i++, cold++)
+            (void)bench_put(bench, 1000 + cold, cold_length(1000 + cold));
         const uint64_t hot = round % HOT;
         oracle->put[hot] = round;
         if (bench_put_as(bench, hot, round, hot_length(hot), 0) == KVT_OK) oracle->ok[hot] = round;
@@ -66,7 +67,10 @@ static void scenario(struct bench *bench, struct oracle *oracle)
 static void check_hot(struct bench *bench, const struct oracle *oracle, uint64_t key, uint64_t cut)
 {
     static uint8_t bytes[64 * KIB];
-    struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_GENERATION_ANY, .name = bench_name(key), .buffer = bytes,
+    struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                               .flags = KVT_STORE_GENERATION_ANY,
+                               .name = bench_name(key),
+                               .buffer = bytes,
                                .length = sizeof bytes };
     const enum kvt_status status = bench_run(bench, &op);
     if (status == KVT_OK) {
@@ -79,7 +83,8 @@ static void check_hot(struct bench *bench, const struct oracle *oracle, uint64_t
     /* A reset that was tried, and not acknowledged, may have happened. */
     if (oracle->durable[key] == 0) return;
     if (status != KVT_OK)
-        fail_msg("cut %llu: key %llu was durable and is gone (%s)", (unsigned long long)cut, (unsigned long long)key, kvt_status_text(status));
+        fail_msg("cut %llu: key %llu was durable and is gone (%s)", (unsigned long long)cut, (unsigned long long)key,
+                 kvt_status_text(status));
     if (op.ret_generation < oracle->durable[key])
         fail_msg("cut %llu: key %llu is older than what was durable", (unsigned long long)cut, (unsigned long long)key);
 }
@@ -112,7 +117,8 @@ static uint64_t run_cut(uint64_t seed, uint64_t cut, bool *ret_was_cut)
     struct bench bench;
     bench_init_faulty(&bench, seed);
     io_faulty_image_destroy(&bench.image);
-    bench.image = io_faulty_image_create(&(struct io_faulty_config){ .seed = seed * 1000 + cut, .is_reordering = seed % 2 == 0 });
+    bench.image = io_faulty_image_create(
+        &(struct io_faulty_config){ .seed = seed * 1000 + cut, .is_reordering = seed % 2 == 0 });
     bench.env.block_io_user = bench.image;
     bench.config.capacity_bytes = 700 * KIB;
     struct oracle oracle = { 0 };

@@ -40,8 +40,8 @@ struct flight {
     uint64_t sequence;    /* of submit, in this instance */
     uint32_t faults;      /* bits of enum io_faulty_fault */
     uint64_t due_poll;
-    bool is_held, may_land; /* may_land: submitted before the power went */
-    uint64_t bytes_hash;    /* of a write's buffer at submit */
+    bool is_held, may_land;                         /* may_land: submitted before the power went */
+    uint64_t bytes_hash;                            /* of a write's buffer at submit */
     uint64_t sync_order, sync_size, sync_allocated; /* of a sync: what it makes safe */
 };
 
@@ -85,7 +85,8 @@ void io_faulty_image_destroy(struct io_faulty_image **image)
     *image = NULL;
 }
 
-void io_faulty_rate(struct io_faulty_image *image, enum io_faulty_kind kind, enum io_faulty_fault fault, uint32_t per_million)
+void io_faulty_rate(struct io_faulty_image *image, enum io_faulty_kind kind, enum io_faulty_fault fault,
+                    uint32_t per_million)
 {
     KVT_ASSERT(fault > IO_FAULTY_NONE);
     KVT_ASSERT(fault < IO_FAULTY_COUNT);
@@ -155,7 +156,8 @@ void io_faulty_process_restart(struct io_faulty_image *image)
     power_on(image);
 }
 
-bool io_faulty_file_size(const struct io_faulty_image *image, const char *directory, const char *name, uint64_t *ret_size)
+bool io_faulty_file_size(const struct io_faulty_image *image, const char *directory, const char *name,
+                         uint64_t *ret_size)
 {
     const struct disk_file *file = disk_find(&image->disk, directory, name);
     if (!file) return false;
@@ -177,8 +179,8 @@ bool io_faulty_peek(const struct io_faulty_image *image, const char *directory, 
     return true;
 }
 
-bool io_faulty_poke(struct io_faulty_image *image, const char *directory, const char *name, uint64_t offset, const void *bytes,
-                    uint64_t size)
+bool io_faulty_poke(struct io_faulty_image *image, const char *directory, const char *name, uint64_t offset,
+                    const void *bytes, uint64_t size)
 {
     struct disk_file *file = disk_find(&image->disk, directory, name);
     if (!is_inside(file, offset, size)) return false;
@@ -199,7 +201,8 @@ struct io_faulty_counters io_faulty_counters(const struct io_faulty_image *image
     struct io_faulty_counters counters = image->counters;
     for (const struct faulty_io *faulty = image->first_open; faulty; faulty = faulty->next_open) {
         counters.in_flight += faulty->in_flight;
-        for (uint32_t i = 0; i < faulty->queue_depth; i++) counters.held += faulty->flights[i].op && faulty->flights[i].is_held;
+        for (uint32_t i = 0; i < faulty->queue_depth; i++)
+            counters.held += faulty->flights[i].op && faulty->flights[i].is_held;
     }
     counters.bytes_used = disk_bytes_used(&image->disk);
     counters.bytes_peak = kvt_max_u64(counters.bytes_peak, counters.bytes_used);
@@ -208,7 +211,10 @@ struct io_faulty_counters io_faulty_counters(const struct io_faulty_image *image
 
 /* ---- which fault an operation meets ---- */
 
-static bool kind_matches(enum io_faulty_kind wanted, enum io_faulty_kind kind) { return wanted == IO_FAULTY_ANY || wanted == kind; }
+static bool kind_matches(enum io_faulty_kind wanted, enum io_faulty_kind kind)
+{
+    return wanted == IO_FAULTY_ANY || wanted == kind;
+}
 
 /* FULL is decided first: an op that is refused has not happened. */
 static bool is_refused(struct io_faulty_image *image, enum io_faulty_kind kind)
@@ -263,7 +269,8 @@ static bool strikes(struct io_faulty_image *image, uint32_t faults, enum io_faul
 
 /* ---- opening and calls ---- */
 
-static enum kvt_status faulty_open(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+static enum kvt_status faulty_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                   struct kvt_block_io **ret_io)
 {
     struct io_faulty_image *image = env->block_io_user;
     KVT_ASSERT(image);
@@ -293,7 +300,8 @@ static enum kvt_status faulty_open(const struct kvt_block_io_config *config, con
 
 static void faulty_facts(struct kvt_block_io *io, struct kvt_block_io_facts *ret_facts)
 {
-    *ret_facts = (struct kvt_block_io_facts){ .path = "memory", .is_direct = true,
+    *ret_facts = (struct kvt_block_io_facts){ .path = "memory",
+                                              .is_direct = true,
                                               .alignment = faulty_of(io)->image->config.alignment };
 }
 
@@ -317,7 +325,8 @@ static int begin_call(struct io_faulty_image *image, bool takes_room, bool *ret_
     return takes_room && strikes(image, faults, IO_FAULTY_ENOSPC) ? ENOSPC : 0;
 }
 
-static enum kvt_status faulty_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file, int *ret_errno)
+static enum kvt_status faulty_open_file(struct kvt_block_io *io, const char *name, bool is_create, int *ret_file,
+                                        int *ret_errno)
 {
     struct faulty_io *faulty = faulty_of(io);
     if (!kvt_io_name_is_valid(name)) return refuse(EINVAL, ret_errno);
@@ -445,7 +454,9 @@ static enum kvt_status faulty_submit(struct kvt_block_io *io, struct kvt_io_op *
     if (!flight || is_refused(image, kind_of(op))) return KVT_FULL;
 
     const bool was_off = image->is_off;
-    *flight = (struct flight){ .op = op, .sequence = faulty->sequence++, .may_land = !was_off, .due_poll = image->polls + 1 };
+    *flight = (struct flight){
+        .op = op, .sequence = faulty->sequence++, .may_land = !was_off, .due_poll = image->polls + 1
+    };
     flight->faults = begin_operation(image, kind_of(op));
     if (strikes(image, flight->faults, IO_FAULTY_DELAY)) {
         flight->due_poll += 1 + kvt_rng_below(&image->rng, image->config.delay_polls_max);
@@ -509,7 +520,8 @@ static int32_t carry_out_write(struct io_faulty_image *image, struct disk_file *
     }
     bool is_ok;
     if (strikes(image, flight->faults, IO_FAULTY_EIO)) {
-        if (kvt_rng_below(&image->rng, 2) == 0) (void)disk_file_write_torn(file, &image->rng, op->offset, op->buffer, n);
+        if (kvt_rng_below(&image->rng, 2) == 0)
+            (void)disk_file_write_torn(file, &image->rng, op->offset, op->buffer, n);
         note_peak(image);
         return -EIO;
     }
@@ -517,7 +529,8 @@ static int32_t carry_out_write(struct io_faulty_image *image, struct disk_file *
     if (n > 0 && strikes(image, flight->faults, IO_FAULTY_TORN)) {
         is_ok = disk_file_write_torn(file, &image->rng, op->offset, op->buffer, n);
     } else {
-        const uint64_t offset = strikes(image, flight->faults, IO_FAULTY_MISDIRECT) ? misdirect(image, file, op) : op->offset;
+        const uint64_t offset = strikes(image, flight->faults, IO_FAULTY_MISDIRECT) ? misdirect(image, file, op)
+                                                                                    : op->offset;
         is_ok = disk_file_write(file, offset, op->buffer, n);
     }
     note_peak(image);
@@ -529,9 +542,7 @@ static int32_t carry_out(struct io_faulty_image *image, struct disk_file *file, 
 {
     const struct kvt_io_op *op = flight->op;
     switch (op->kind) {
-    case KVT_IO_READ:
-        image->counters.reads++;
-        return image->is_off ? -EIO : carry_out_read(image, file, flight);
+    case KVT_IO_READ: image->counters.reads++; return image->is_off ? -EIO : carry_out_read(image, file, flight);
     case KVT_IO_WRITE:
         image->counters.writes++;
         if (!image->is_off) return carry_out_write(image, file, flight);
@@ -597,7 +608,8 @@ static uint32_t faulty_poll(struct kvt_block_io *io, struct kvt_io_op **ret_done
     struct faulty_io *faulty = faulty_of(io);
     struct io_faulty_image *image = faulty->image;
     image->polls++;
-    if (wait_ns > 0 && !is_anything_coming(faulty) && image->config.wait) image->config.wait(image->config.user, wait_ns);
+    if (wait_ns > 0 && !is_anything_coming(faulty) && image->config.wait)
+        image->config.wait(image->config.user, wait_ns);
     while (wait_ns > 0 && max > 0 && is_anything_coming(faulty) && !next_ready(faulty)) image->polls++;
     uint32_t n = 0;
     struct flight *flight;

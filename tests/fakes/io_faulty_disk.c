@@ -108,7 +108,8 @@ static bool reserve(struct disk_file *file, uint64_t size)
 {
     if (size <= file->capacity) return true;
     const uint64_t capacity = kvt_max_u64(size, file->capacity * 2);
-    if (!grow_one(&file->current, file->capacity, capacity) || !grow_one(&file->durable, file->capacity, capacity)) return false;
+    if (!grow_one(&file->current, file->capacity, capacity) || !grow_one(&file->durable, file->capacity, capacity))
+        return false;
     file->capacity = capacity;
     return true;
 }
@@ -144,14 +145,16 @@ bool disk_file_write(struct disk_file *file, uint64_t offset, const void *bytes,
     return true;
 }
 
-bool disk_file_write_torn(struct disk_file *file, struct kvt_rng *rng, uint64_t offset, const void *bytes, uint64_t size)
+bool disk_file_write_torn(struct disk_file *file, struct kvt_rng *rng, uint64_t offset, const void *bytes,
+                          uint64_t size)
 {
     const uint64_t sector_count = (size + IO_FAULTY_SECTOR - 1) / IO_FAULTY_SECTOR;
     const uint64_t lost = kvt_rng_below(rng, sector_count);
     for (uint64_t i = 0; i < sector_count; i++) {
         if (i == lost || kvt_rng_below(rng, 2) == 0) continue;
         const uint64_t start = i * IO_FAULTY_SECTOR;
-        if (!disk_file_write(file, offset + start, (const uint8_t *)bytes + start, kvt_min_u64(IO_FAULTY_SECTOR, size - start))) {
+        if (!disk_file_write(file, offset + start, (const uint8_t *)bytes + start,
+                             kvt_min_u64(IO_FAULTY_SECTOR, size - start))) {
             return false;
         }
     }

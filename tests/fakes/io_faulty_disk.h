@@ -1,8 +1,9 @@
 /*
  * io_faulty_disk: the files of the disk in memory: what a read sees, and what a power cut leaves.
  *
- * Each file is kept twice: `current`, what reads see, and `durable`, what is safe. The writes that are in the first and not
- * yet in the second are listed in order; a sync moves them over, a power cut decides about each. Internal to io_faulty.
+ * Each file is kept twice: `current`, what reads see, and `durable`, what is safe. The writes that are in the first and
+ * not yet in the second are listed in order; a sync moves them over, a power cut decides about each. Internal to
+ * io_faulty.
  */
 #ifndef KVT_TESTS_FAKES_IO_FAULTY_DISK_H
 #define KVT_TESTS_FAKES_IO_FAULTY_DISK_H
@@ -15,7 +16,7 @@
 struct disk_write {
     struct disk_write *next;
     uint64_t offset, size;
-    uint64_t order;    /* of its completion; UINT64_MAX: it was in flight when the power went */
+    uint64_t order; /* of its completion; UINT64_MAX: it was in flight when the power went */
     uint8_t bytes[];
 };
 
@@ -25,11 +26,11 @@ struct disk_file {
     bool is_linked, is_linked_durably; /* has its name now; would have it after a power cut, if nothing unsafe lands */
     uint32_t open_count;
     uint8_t *current, *durable;
-    uint64_t capacity;                      /* of both */
-    uint64_t size, allocated;               /* current */
+    uint64_t capacity;        /* of both */
+    uint64_t size, allocated; /* current */
     uint64_t durable_size, durable_allocated;
-    struct disk_write *first, *last;        /* not yet safe */
-    uint64_t order;                         /* of the last write that completed */
+    struct disk_write *first, *last; /* not yet safe */
+    uint64_t order;                  /* of the last write that completed */
 };
 
 struct disk {
@@ -54,7 +55,8 @@ bool disk_file_allocate(struct disk_file *file, uint64_t size);
 /* False: out of memory, nothing written. */
 bool disk_file_write(struct disk_file *file, uint64_t offset, const void *bytes, uint64_t size);
 /* Only some sectors of it; never all. False: out of memory, maybe something written. */
-bool disk_file_write_torn(struct disk_file *file, struct kvt_rng *rng, uint64_t offset, const void *bytes, uint64_t size);
+bool disk_file_write_torn(struct disk_file *file, struct kvt_rng *rng, uint64_t offset, const void *bytes,
+                          uint64_t size);
 /* A write that the power cut caught under way: seen by nobody, decided about at the restart. */
 bool disk_file_write_in_flight(struct disk_file *file, uint64_t offset, const void *bytes, uint64_t size);
 /* Writes up to this order, and this size and allocation, are safe. */

@@ -42,7 +42,10 @@ struct nvme_memory {
 };
 
 static struct nvme_memory *memory_of(struct kvt_tier *tier) { return (struct nvme_memory *)(void *)tier; }
-static const struct nvme_memory *memory_of_const(const struct kvt_tier *tier) { return (const struct nvme_memory *)(const void *)tier; }
+static const struct nvme_memory *memory_of_const(const struct kvt_tier *tier)
+{
+    return (const struct nvme_memory *)(const void *)tier;
+}
 
 static bool chance(struct nvme_memory *m, uint32_t per_million)
 {
@@ -92,8 +95,16 @@ static enum kvt_status write_record(struct nvme_memory *m, const struct kvt_tier
     KVT_ASSERT(op->length <= m->config.record_bytes_max);
     const uint32_t holds = record->is_live ? record->holds : 0;
     uint8_t *bytes = record->bytes;
-    *record = (struct record){ .is_live = true, .is_private = op->is_private, .name = op->name, .length = op->length,
-        .tokens = op->tokens, .holds = holds, .form = op->form, .generation = op->generation, .age = ++m->age, .bytes = bytes };
+    *record = (struct record){ .is_live = true,
+                               .is_private = op->is_private,
+                               .name = op->name,
+                               .length = op->length,
+                               .tokens = op->tokens,
+                               .holds = holds,
+                               .form = op->form,
+                               .generation = op->generation,
+                               .age = ++m->age,
+                               .bytes = bytes };
     memcpy(bytes, op->host, op->length);
     m->bytes_in += op->length;
     return KVT_OK;
@@ -205,14 +216,16 @@ uint32_t kvt_nvme_memory_privates(const struct kvt_tier *tier)
 
 uint64_t kvt_nvme_memory_dropped(const struct kvt_tier *tier) { return memory_of_const(tier)->dropped; }
 
-/* ---- The calls of tier.h --------------------------------------------------------------------------------------------- */
+/* ---- The calls of tier.h ----------------------------------------------------------------------------------------- */
 
 static enum kvt_status memory_submit(struct kvt_tier *tier, struct kvt_tier_op *op)
 {
     struct nvme_memory *m = memory_of(tier);
     KVT_ASSERT(op->kind != KVT_OP_COPY);
     KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_OP_STASH, op->length > 0 && op->length <= op->host_capacity));
-    m->flights[m->flight_count++] = (struct flight){ .op = op, .is_stuck = chance(m, m->config.stuck_per_million), .epoch = m->epoch };
+    m->flights[m->flight_count++] = (struct flight){ .op = op,
+                                                     .is_stuck = chance(m, m->config.stuck_per_million),
+                                                     .epoch = m->epoch };
     return KVT_OK;
 }
 
@@ -228,14 +241,20 @@ static void memory_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret
 {
     const struct nvme_memory *m = memory_of(tier);
     const uint64_t used = (uint64_t)kvt_nvme_memory_records(tier) * m->config.record_bytes_max;
-    *ret_counters = (struct kvt_tier_counters){ .capacity_bytes = (uint64_t)m->config.records_max * m->config.record_bytes_max,
-        .used_bytes = used, .peak_bytes = used, .bytes_in = m->bytes_in, .bytes_out = m->bytes_out, .dropped = m->dropped };
+    *ret_counters = (struct kvt_tier_counters){ .capacity_bytes = (uint64_t)m->config.records_max
+                                                    * m->config.record_bytes_max,
+                                                .used_bytes = used,
+                                                .peak_bytes = used,
+                                                .bytes_in = m->bytes_in,
+                                                .bytes_out = m->bytes_out,
+                                                .dropped = m->dropped };
 }
 
 static void describe(const struct record *record, struct kvt_found *ret_found)
 {
-    *ret_found = (struct kvt_found){ .length = record->length, .form = record->form, .tokens = record->tokens,
-                                     .generation = record->generation };
+    *ret_found = (struct kvt_found){
+        .length = record->length, .form = record->form, .tokens = record->tokens, .generation = record->generation
+    };
 }
 
 static bool memory_find(struct kvt_tier *tier, const struct kvt_name *name, struct kvt_found *ret_found)
@@ -300,10 +319,19 @@ static void memory_close(struct kvt_tier *tier)
     kvt_free(m);
 }
 
-static const struct kvt_tier_ops memory_ops = {
-    .name = "nvme-memory", .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE, .close = memory_close, .submit = memory_submit,
-    .poll = memory_poll, .counters = memory_counters, .find = memory_find, .hold = memory_hold, .release = memory_release,
-    .forget = memory_forget, .poll_lost = memory_poll_lost, .reset = memory_reset, .sync = memory_sync };
+static const struct kvt_tier_ops memory_ops = { .name = "nvme-memory",
+                                                .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE,
+                                                .close = memory_close,
+                                                .submit = memory_submit,
+                                                .poll = memory_poll,
+                                                .counters = memory_counters,
+                                                .find = memory_find,
+                                                .hold = memory_hold,
+                                                .release = memory_release,
+                                                .forget = memory_forget,
+                                                .poll_lost = memory_poll_lost,
+                                                .reset = memory_reset,
+                                                .sync = memory_sync };
 
 enum kvt_status kvt_nvme_memory_open(const struct kvt_nvme_memory_config *config, struct kvt_tier **ret_tier)
 {
@@ -321,7 +349,8 @@ enum kvt_status kvt_nvme_memory_open(const struct kvt_nvme_memory_config *config
         memory_close(&m->tier);
         return KVT_NOMEM;
     }
-    for (uint32_t i = 0; i < config->records_max; i++) m->records[i].bytes = m->slab + (size_t)i * config->record_bytes_max;
+    for (uint32_t i = 0; i < config->records_max; i++)
+        m->records[i].bytes = m->slab + (size_t)i * config->record_bytes_max;
     *ret_tier = &m->tier;
     return KVT_OK;
 }

@@ -7,7 +7,7 @@
 #include "runtime/planner.h"
 #include "tests/fakes/nvme_memory.h"
 
-#define NO_STEP    UINT32_MAX
+#define NO_STEP UINT32_MAX
 #define ROUNDS_MAX 400 /* within which everything that can happen has happened, once faults have ended */
 
 static const char *const rooms[] = { "ok", "pending", "full", "too long" };
@@ -55,25 +55,31 @@ static bool is_active(struct world *world, uint32_t i)
 static uint64_t digest(const struct world *world)
 {
     const struct kvt_core *core = &world->core;
-    const uint64_t parts[] = { core->table.count, core->prefix.count, core->sequence_count, core->demand.head, core->expected.head,
-                               core->transfers.in_flight, core->transfers.free_head };
+    const uint64_t parts[] = { core->table.count,        core->prefix.count,  core->sequence_count,
+                               core->demand.head,        core->expected.head, core->transfers.in_flight,
+                               core->transfers.free_head };
     struct kvt_key key = kvt_key_digest(parts, sizeof parts);
-    const struct kvt_key blocks = kvt_key_digest(core->table.blocks, core->table.high_water * sizeof *core->table.blocks);
-    const struct kvt_key sequences = kvt_key_digest(core->sequences, core->config.sequences_max * sizeof *core->sequences);
+    const struct kvt_key blocks = kvt_key_digest(core->table.blocks,
+                                                 core->table.high_water * sizeof *core->table.blocks);
+    const struct kvt_key sequences = kvt_key_digest(core->sequences,
+                                                    core->config.sequences_max * sizeof *core->sequences);
     key.lo ^= blocks.lo ^ kvt_mix64(sequences.lo);
     for (uint32_t p = 0; p < core->config.pool_count; p++)
         key.lo = kvt_mix64(key.lo ^ core->pools[p].free_count ^ (uint64_t)core->pools[p].claimed << 32);
     return key.lo;
 }
 
-/* ---- Create ---------------------------------------------------------------------------------------------------------- */
+/* ---- Create ------------------------------------------------------------------------------------------------------ */
 
 /* True while nothing was ever dropped from any tier: then reuse is exactly what the twin says. */
 static bool is_pristine(const struct world *world)
 {
     const struct kvt_core *core = &world->core;
-    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.given_up_blocks > 0 || core->counters.failures > 0) return false;
-    if (core->counters.abandoned > 0 || world->config.blocks_max < 4096 || world->config.transfers_max < 64) return false;
+    if (world->was_kept_false || core->counters.dropped_blocks > 0 || core->counters.given_up_blocks > 0
+        || core->counters.failures > 0)
+        return false;
+    if (core->counters.abandoned > 0 || world->config.blocks_max < 4096 || world->config.transfers_max < 64)
+        return false;
     return !world->nvme || kvt_nvme_memory_dropped(world->nvme) == 0;
 }
 
@@ -87,24 +93,30 @@ static void check_reuse(struct world *world, uint32_t index, uint32_t reused, ui
     uint32_t longest = (uint32_t)(limit / block_tokens);
     while (longest > 0 && !twin_is_prefix(&world->twin, &world->scratch, longest)) longest--;
     if (is_pristine(world))
-        WORLD_CHECK(world, longest * block_tokens == reused, "sequence %u reuses %u tokens of %u that are all there", index, reused,
-                    longest * block_tokens);
+        WORLD_CHECK(world, longest * block_tokens == reused, "sequence %u reuses %u tokens of %u that are all there",
+                    index, reused, longest * block_tokens);
 }
 
-uint32_t calls_create(struct world *world, const uint32_t *ids, uint32_t count, uint64_t reuse_max, uint32_t salt, bool is_idle)
+uint32_t calls_create(struct world *world, const uint32_t *ids, uint32_t count, uint64_t reuse_max, uint32_t salt,
+                      bool is_idle)
 {
     uint32_t index = 0;
     while (index < WORLD_SEQUENCES_MAX && world->sequences[index].is_live) index++;
     if (index == WORLD_SEQUENCES_MAX) return UINT32_MAX;
-    const struct kvt_seq_params params = { .tokens = ids, .token_count = count, .reuse_max = reuse_max,
-        .salt = salt ? &salt : NULL, .salt_bytes = salt ? sizeof salt : 0, .is_idle = is_idle };
+    const struct kvt_seq_params params = { .tokens = ids,
+                                           .token_count = count,
+                                           .reuse_max = reuse_max,
+                                           .salt = salt ? &salt : NULL,
+                                           .salt_bytes = salt ? sizeof salt : 0,
+                                           .is_idle = is_idle };
     struct kvt_sequence *sequence;
     const enum kvt_status status = kvt_sequence_create(&world->core, &params, &sequence);
-    world_say(world, "create %u: %u ids, reuse_max %llu, salt %u, %s: status %d", index, count, (unsigned long long)reuse_max, salt,
-              is_idle ? "idle" : "active", (int)status);
+    world_say(world, "create %u: %u ids, reuse_max %llu, salt %u, %s: status %d", index, count,
+              (unsigned long long)reuse_max, salt, is_idle ? "idle" : "active", (int)status);
     if (status != KVT_OK) {
         WORLD_CHECK(world, status == KVT_FULL, "status %d", (int)status);
-        WORLD_CHECK(world, world->core.sequence_count == world->config.sequences_max, "refused with %u sequences", world->core.sequence_count);
+        WORLD_CHECK(world, world->core.sequence_count == world->config.sequences_max, "refused with %u sequences",
+                    world->core.sequence_count);
         return UINT32_MAX;
     }
     const uint32_t reused = (uint32_t)sequence->reused;
@@ -141,10 +153,12 @@ static uint32_t make_prompt(struct world *world, uint32_t *ret_ids, uint32_t *re
         count = 1 + world_below(world, from->tokens);
         memcpy(ret_ids, from->ids, count * sizeof *ret_ids);
         *ret_salt = from->salt;
-        for (uint32_t extra = world_below(world, 8); extra > 0 && count < TWIN_TOKENS_MAX / 2; extra--, count++) ret_ids[count] = count % 7;
+        for (uint32_t extra = world_below(world, 8); extra > 0 && count < TWIN_TOKENS_MAX / 2; extra--, count++)
+            ret_ids[count] = count % 7;
     } else {
         const uint32_t document = world_below(world, 3);
-        for (uint32_t i = 0; i < count; i++) ret_ids[i] = document ? (uint32_t)(kvt_mix64(document * 1000 + i) % 50) : i % 7;
+        for (uint32_t i = 0; i < count; i++)
+            ret_ids[i] = document ? (uint32_t)(kvt_mix64(document * 1000 + i) % 50) : i % 7;
     }
     if (count > TWIN_TOKENS_MAX / 2) count = TWIN_TOKENS_MAX / 2;
     return count;
@@ -159,7 +173,7 @@ static void call_create(struct world *world)
     (void)calls_create(world, ids, count, reuse_max, salt, world_chance(world, 25));
 }
 
-/* ---- Append ------------------------------------------------------------------------------------------------------------ */
+/* ---- Append ------------------------------------------------------------------------------------------------------ */
 
 static enum kvt_room append(struct world *world, uint32_t i, uint64_t n)
 {
@@ -169,14 +183,17 @@ static enum kvt_room append(struct world *world, uint32_t i, uint64_t n)
     const enum kvt_status status = kvt_sequence_append(&world->core, sequence, n, &room);
     if (status != KVT_OK) {
         world_say(world, "append %u: %llu: status %d", i, (unsigned long long)n, (int)status);
-        const bool is_refused = status == KVT_INVAL && sequence->step != NO_STEP; /* a shared tail under a step that began without room */
-        WORLD_CHECK(world, is_refused || (status == KVT_NOMEM && world->config.blocks_max < 4096), "status %d", (int)status);
+        /* a shared tail under a step that began without room */
+        const bool is_refused = status == KVT_INVAL && sequence->step != NO_STEP;
+        WORLD_CHECK(world, is_refused || (status == KVT_NOMEM && world->config.blocks_max < 4096), "status %d",
+                    (int)status);
         WORLD_CHECK(world, sequence->reserved <= before, "reserved %llu", (unsigned long long)sequence->reserved);
         return KVT_ROOM_FULL;
     }
     world_say(world, "append %u: %llu: %s", i, (unsigned long long)n, rooms[room]);
     WORLD_CHECK(world, (n < 1000000) || room == KVT_ROOM_TOO_LONG, "room %d", (int)room);
-    WORLD_CHECK(world, sequence->reserved == before + (room == KVT_ROOM_OK ? n : 0), "reserved %llu", (unsigned long long)sequence->reserved);
+    WORLD_CHECK(world, sequence->reserved == before + (room == KVT_ROOM_OK ? n : 0), "reserved %llu",
+                (unsigned long long)sequence->reserved);
     if (room == KVT_ROOM_PENDING) world->pendings++;
     return room;
 }
@@ -186,7 +203,8 @@ static uint64_t choose_append(struct world *world, uint32_t i)
 {
     const struct twin_sequence *twin = &world->sequences[i];
     const struct kvt_sequence *sequence = world_core_sequence(world, twin);
-    uint64_t n = world_chance(world, 70) ? world_below(world, 4) : world_below(world, 4 * world->config.shape.block_tokens);
+    uint64_t n = world_chance(world, 70) ? world_below(world, 4)
+                                         : world_below(world, 4 * world->config.shape.block_tokens);
     if (twin->prompt > sequence->reserved && world_chance(world, 60)) n = twin->prompt - sequence->reserved;
     if (n > 1 && world_chance(world, 40)) n = 1 + world_below(world, (uint32_t)n);
     return sequence->reserved + n > TWIN_TOKENS_MAX ? 0 : n;
@@ -198,7 +216,9 @@ static void call_append(struct world *world)
     if (i == UINT32_MAX) return;
     struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[i]);
     uint64_t n = choose_append(world, i);
-    if (world_chance(world, 1)) n = world_chance(world, 50) && !is_only_state(world) ? 1000000 + world_below(world, 100) : UINT64_MAX - world_below(world, 3);
+    if (world_chance(world, 1))
+        n = world_chance(world, 50) && !is_only_state(world) ? 1000000 + world_below(world, 100)
+                                                             : UINT64_MAX - world_below(world, 3);
     if (!is_active(world, i)) {
         enum kvt_room room;
         const uint64_t before = digest(world);
@@ -239,7 +259,7 @@ static void call_finish(struct world *world)
     calls_finish_sequence(world, i, world->config.seed % 2 == 0 || world_chance(world, 70));
 }
 
-/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 /* Blocks that commits of tokens [from, to) seal, and the snapshot at the end. */
 static void note_sealed(struct world *world, struct twin_sequence *twin, uint32_t from, uint32_t to, bool is_snapshot)
@@ -270,9 +290,11 @@ static void compute(struct world *world, uint32_t i, uint32_t n, uint32_t stream
     twin->tokens = from;
     world_launch_write(world, twin, n, stream);
     const bool is_snapshot = is_snapshot_wanted && n > 0 && (from + n) % world->config.shape.block_tokens == 0;
-    const enum kvt_status status = kvt_sequence_commit(&world->core, world_core_sequence(world, twin), twin->ids + from, n,
-                                                       is_snapshot ? KVT_COMMIT_SNAPSHOT : 0, world->engine_streams[stream], NULL);
-    world_say(world, "commit %u: %u tokens from %u%s: status %d", i, n, from, is_snapshot ? ", snapshot" : "", (int)status);
+    const enum kvt_status status = kvt_sequence_commit(&world->core, world_core_sequence(world, twin), twin->ids + from,
+                                                       n, is_snapshot ? KVT_COMMIT_SNAPSHOT : 0,
+                                                       world->engine_streams[stream], NULL);
+    world_say(world, "commit %u: %u tokens from %u%s: status %d", i, n, from, is_snapshot ? ", snapshot" : "",
+              (int)status);
     WORLD_CHECK(world, status == KVT_OK, "status %d", (int)status);
     twin->tokens = from + n;
     note_sealed(world, twin, from, from + n, is_snapshot);
@@ -303,13 +325,15 @@ static void truncate_to(struct world *world, uint32_t i, uint32_t tokens)
     const uint64_t lost_from = sequence->lost_from;
     uint64_t kept;
     const uint32_t tail = tokens % block_tokens;
-    const enum kvt_status status = kvt_sequence_truncate(&world->core, sequence, tokens, tail ? twin->ids + tokens - tail : NULL, &kept);
+    const enum kvt_status status = kvt_sequence_truncate(&world->core, sequence, tokens,
+                                                         tail ? twin->ids + tokens - tail : NULL, &kept);
     world_say(world, "truncate %u: from %u to %u: status %d, kept %lld", i, twin->tokens, tokens, (int)status,
               status == KVT_OK ? (long long)kept : -1LL);
     WORLD_CHECK(world, status == KVT_OK, "status %d", (int)status);
     WORLD_CHECK(world, kept <= tokens, "kept %llu", (unsigned long long)kept);
     WORLD_CHECK(world, kept == tokens || kept % block_tokens == 0, "kept %llu", (unsigned long long)kept);
-    WORLD_CHECK(world, kept <= lost_from, "kept %llu, lost from %llu", (unsigned long long)kept, (unsigned long long)lost_from);
+    WORLD_CHECK(world, kept <= lost_from, "kept %llu, lost from %llu", (unsigned long long)kept,
+                (unsigned long long)lost_from);
     WORLD_CHECK(world, sequence->lost_from == UINT64_MAX, "still lost");
     twin_cut(&world->twin, twin, (uint32_t)kept);
 }
@@ -319,19 +343,24 @@ static void note_loss(struct world *world, uint32_t i, uint64_t lost_from)
     const struct twin_sequence *twin = &world->sequences[i];
     world->losses++;
     WORLD_CHECK(world, lost_from <= twin->tokens, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
-    WORLD_CHECK(world, lost_from % world->config.shape.block_tokens == 0, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
-    const bool may_lose = world->core.counters.given_up_blocks > 0 || world->config.fail_per_million > 0 || world->config.is_losing || world->was_reset;
-    WORLD_CHECK(world, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i, (unsigned long long)lost_from);
+    WORLD_CHECK(world, lost_from % world->config.shape.block_tokens == 0, "sequence %u lost from %llu", i,
+                (unsigned long long)lost_from);
+    const bool may_lose = world->core.counters.given_up_blocks > 0 || world->config.fail_per_million > 0
+        || world->config.is_losing || world->was_reset;
+    WORLD_CHECK(world, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i,
+                (unsigned long long)lost_from);
 }
 
 /* Begins a step of these sequences; those that are ready compute. False: none was. */
 static bool begin_step(struct world *world, const uint32_t *members, uint32_t count, struct world_step *step)
 {
     struct kvt_step_entry entries[WORLD_SEQUENCES_MAX];
-    for (uint32_t m = 0; m < count; m++) entries[m] = (struct kvt_step_entry){ .seq = world->sequences[members[m]].handle };
+    for (uint32_t m = 0; m < count; m++)
+        entries[m] = (struct kvt_step_entry){ .seq = world->sequences[members[m]].handle };
     const uint32_t stream = world_below(world, WORLD_ENGINE_STREAMS);
     *step = (struct world_step){ .stream = stream };
-    const enum kvt_status status = kvt_core_step_begin(&world->core, entries, count, world->engine_streams[stream], &step->handle);
+    const enum kvt_status status = kvt_core_step_begin(&world->core, entries, count, world->engine_streams[stream],
+                                                       &step->handle);
     WORLD_CHECK(world, status == KVT_OK, "status %d", (int)status);
     for (uint32_t m = 0; m < count; m++) {
         world_say(world, "step on %u: %u is %s", stream, members[m], readies[entries[m].ready]);
@@ -343,7 +372,8 @@ static bool begin_step(struct world *world, const uint32_t *members, uint32_t co
     for (uint32_t m = 0; m < step->count; m++) world_launch_read(world, &world->sequences[step->members[m]], stream);
     for (uint32_t m = 0; m < count; m++) {
         /* A loss is dealt with at once, or later. */
-        if (entries[m].ready == KVT_LOST && world_chance(world, 70)) truncate_to(world, members[m], (uint32_t)entries[m].lost_from);
+        if (entries[m].ready == KVT_LOST && world_chance(world, 70))
+            truncate_to(world, members[m], (uint32_t)entries[m].lost_from);
     }
     return step->count > 0;
 }
@@ -360,7 +390,8 @@ static void check_windows(struct world *world, uint32_t i)
         for (uint32_t b = sinks; b < table->count; b++) held += table->blocks[b] != KVT_NO_BLOCK;
         const uint64_t ahead = (sequence->reserved - sequence->tokens + block_tokens - 1) / block_tokens;
         const uint32_t window = (world->config.shape.groups[g].window_tokens + block_tokens - 1) / block_tokens;
-        WORLD_CHECK(world, held <= window + 2 + ahead, "sequence %u group %u holds %u blocks of a window of %u", i, g, held, window);
+        WORLD_CHECK(world, held <= window + 2 + ahead, "sequence %u group %u holds %u blocks of a window of %u", i, g,
+                    held, window);
     }
 }
 
@@ -382,7 +413,8 @@ static void answer_room(struct world *world, uint32_t i, enum kvt_room room)
     }
     if (room == KVT_ROOM_FULL && world_chance(world, 60)) call_idle(world);
     if (room == KVT_ROOM_FULL && world_chance(world, 8)) call_finish(world);
-    if (room == KVT_ROOM_TOO_LONG && world_chance(world, 50) && !is_in_step(world, i)) calls_finish_sequence(world, i, true);
+    if (room == KVT_ROOM_TOO_LONG && world_chance(world, 50) && !is_in_step(world, i))
+        calls_finish_sequence(world, i, true);
 }
 
 static void call_step(struct world *world)
@@ -418,7 +450,7 @@ static void call_step(struct world *world)
     if (world_chance(world, 70)) end_step(world, step);
 }
 
-/* ---- The other calls ------------------------------------------------------------------------------------------------------- */
+/* ---- The other calls --------------------------------------------------------------------------------------------- */
 
 static void call_fork(struct world *world)
 {
@@ -428,11 +460,14 @@ static void call_fork(struct world *world)
     if (i == UINT32_MAX || to == WORLD_SEQUENCES_MAX) return;
     struct kvt_sequence *fork;
     const bool was_in_step = is_in_step(world, i);
-    const enum kvt_status status = kvt_sequence_fork(&world->core, world_core_sequence(world, &world->sequences[i]), &fork);
+    const enum kvt_status status = kvt_sequence_fork(&world->core, world_core_sequence(world, &world->sequences[i]),
+                                                     &fork);
     world_say(world, "fork %u: status %d, %u", i, (int)status, to);
     if (was_in_step) WORLD_CHECK(world, status == KVT_INVAL, "in a step: status %d", (int)status);
     if (status != KVT_OK) {
-        WORLD_CHECK(world, status == KVT_FULL || was_in_step || (status == KVT_NOMEM && world->config.blocks_max < 4096), "status %d", (int)status);
+        WORLD_CHECK(world,
+                    status == KVT_FULL || was_in_step || (status == KVT_NOMEM && world->config.blocks_max < 4096),
+                    "status %d", (int)status);
         return;
     }
     world->sequences[to] = world->sequences[i];
@@ -471,7 +506,8 @@ static void call_window(struct world *world)
     const uint32_t sinks = world_below(world, 6), window = world_below(world, 24);
     const bool was_in_step = is_in_step(world, i);
     const enum kvt_status status = kvt_sequence_window(&world->core, world_core_sequence(world, twin), sinks, window);
-    world_say(world, "window %u: sinks %u, window %u, tokens %u: status %d", i, sinks, window, twin->tokens, (int)status);
+    world_say(world, "window %u: sinks %u, window %u, tokens %u: status %d", i, sinks, window, twin->tokens,
+              (int)status);
     WORLD_CHECK(world, status == (was_in_step ? KVT_INVAL : KVT_OK), "status %d", (int)status);
     bool has_full = false;
     for (uint32_t g = 0; g < world->config.shape.group_count; g++)
@@ -484,7 +520,8 @@ static void call_window(struct world *world)
 static enum kvt_room resume(struct world *world, uint32_t i)
 {
     enum kvt_room room;
-    const enum kvt_status status = kvt_sequence_resume(&world->core, world_core_sequence(world, &world->sequences[i]), &room);
+    const enum kvt_status status = kvt_sequence_resume(&world->core, world_core_sequence(world, &world->sequences[i]),
+                                                       &room);
     WORLD_CHECK(world, status == KVT_OK, "status %d", (int)status);
     world_say(world, "resume %u: %s", i, rooms[room]);
     WORLD_CHECK(world, (room == KVT_ROOM_OK) == is_active(world, i), "room %d", (int)room);
@@ -540,7 +577,8 @@ static void call_bad(struct world *world)
         const uint32_t ids[4] = { 1, 2, 3, 4 };
         const uint64_t room = sequence->reserved - sequence->tokens;
         if (sequence->step == NO_STEP || room < 4) {
-            status = kvt_sequence_commit(core, sequence, ids, room < 4 ? room + 1 : 1, 0, world->engine_streams[0], NULL);
+            status = kvt_sequence_commit(core, sequence, ids, room < 4 ? room + 1 : 1, 0, world->engine_streams[0],
+                                         NULL);
             WORLD_CHECK(world, status == KVT_INVAL, "more than is reserved, or not in a step: status %d", (int)status);
         }
         if (sequence->step != NO_STEP && room > 0 && (sequence->tokens + 1) % world->config.shape.block_tokens != 0) {
@@ -570,15 +608,18 @@ void calls_one(struct world *world)
     else if (draw < 77) call_resume(world);
     else if (draw < 79) call_finish(world);
     else if (draw < 82) call_expect(world);
-    else if (draw < 83) { if (world_chance(world, 4)) call_reset(world); else call_bad(world); }
-    else world_drift(world);
+    else if (draw < 83) {
+        if (world_chance(world, 4)) call_reset(world);
+        else call_bad(world);
+    } else world_drift(world);
     for (uint32_t n = world_below(world, 1 + world->config.haste); n > 0; n--) world_drift(world);
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
-    if (world->is_traced) world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
+    if (world->is_traced)
+        world_say(world, "        claimed %u free %u", world->core.pools[0].claimed, world->core.pools[0].free_count);
     if (world->config.is_careful || world->operation % 16 == 0) world_verify(world);
 }
 
-/* ---- The end ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The end ----------------------------------------------------------------------------------------------------- */
 
 /* Runs the world until nothing is in flight. */
 static void drain(struct world *world)
@@ -603,29 +644,36 @@ static void append_at_last(struct world *world, uint32_t i)
 static void describe_block(struct world *world, uint32_t g, uint32_t i, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(&world->core, index);
-    world_say(world, "  group %u entry %u: block %u, device %d host %d nvme %d, refs %u, users %u, readers %u %u %u, flags %x, origin %d", g, i, index,
-              kvt_copy_state(block, 0), kvt_copy_state(block, 1), kvt_copy_state(block, 2), block->refs, block->users, block->readers[0],
-              block->readers[1], block->readers[2], block->flags, (int)block->origin);
+    world_say(world,
+              "  group %u entry %u: block %u, device %d host %d nvme %d, refs %u, users %u, readers %u %u %u, flags "
+              "%x, origin %d",
+              g, i, index, kvt_copy_state(block, 0), kvt_copy_state(block, 1), kvt_copy_state(block, 2), block->refs,
+              block->users, block->readers[0], block->readers[1], block->readers[2], block->flags, (int)block->origin);
     if (block->origin != KVT_NO_BLOCK) describe_block(world, g, i, block->origin);
 }
 
 static void describe(struct world *world, uint32_t s)
 {
     const struct kvt_sequence *sequence = world_core_sequence(world, &world->sequences[s]);
-    world_say(world, "sequence %u: mode %d, list %d, fetch %u/%u, retries %u, tokens %llu, reserved %llu; %u transfers, %u free in pool 0", s,
-              sequence->mode, sequence->list, sequence->fetch.group, sequence->fetch.index, sequence->retries,
-              (unsigned long long)sequence->tokens, (unsigned long long)sequence->reserved, world->core.transfers.in_flight,
-              world->core.pools[0].free_count);
+    world_say(world,
+              "sequence %u: mode %d, list %d, fetch %u/%u, retries %u, tokens %llu, reserved %llu; %u transfers, %u "
+              "free in pool 0",
+              s, sequence->mode, sequence->list, sequence->fetch.group, sequence->fetch.index, sequence->retries,
+              (unsigned long long)sequence->tokens, (unsigned long long)sequence->reserved,
+              world->core.transfers.in_flight, world->core.pools[0].free_count);
     const struct kvt_host_pool *host = &world->core.host;
     if (world->core.has_host)
-        world_say(world, "host: %llu slots used, %u chunks free, %u leaving, %u parked, %u quarantined, victim %d; %u refusals",
-                  (unsigned long long)host->used_slots, host->free_chunks, host->leaving, host->parked.count, host->quarantined,
-                  (int)host->policy_ops->victim(host->policy), world->core.nvme_refusals);
+        world_say(
+            world,
+            "host: %llu slots used, %u chunks free, %u leaving, %u parked, %u quarantined, victim %d; %u refusals",
+            (unsigned long long)host->used_slots, host->free_chunks, host->leaving, host->parked.count,
+            host->quarantined, (int)host->policy_ops->victim(host->policy), world->core.nvme_refusals);
     for (uint32_t b = 0; b < world->core.table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(&world->core, b);
         if (block->host_slot != KVT_NO_SLOT && kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY)
-            world_say(world, "  in host memory: block %u of group %u, %u bytes, refs %u, users %u, device %d, nvme %d", b, block->group,
-                      block->host_length, block->refs, block->users, kvt_copy_state(block, 0), kvt_copy_state(block, 2));
+            world_say(world, "  in host memory: block %u of group %u, %u bytes, refs %u, users %u, device %d, nvme %d",
+                      b, block->group, block->host_length, block->refs, block->users, kvt_copy_state(block, 0),
+                      kvt_copy_state(block, 2));
     }
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
@@ -675,8 +723,8 @@ static void bring_back(struct world *world, uint32_t i)
     }
     describe(world, i);
     world_fail(world, "sequence %u does not become ready: stall %s", i,
-               (const char *[]){ "late hint", "no slot", "nvme queue", "nvme link", "host link", "codec", "other" }
-               [kvt_core_stall(&world->core, world_core_sequence(world, twin))]);
+               (const char *[]){ "late hint", "no slot", "nvme queue", "nvme link", "host link", "codec",
+                                 "other" }[kvt_core_stall(&world->core, world_core_sequence(world, twin))]);
 }
 
 static void check_nothing_is_left(struct world *world)
@@ -685,15 +733,18 @@ static void check_nothing_is_left(struct world *world)
     for (uint32_t p = 0; p < core->config.pool_count; p++) {
         const struct kvt_pool *pool = &core->pools[p];
         WORLD_CHECK(world, pool->claimed == 0, "pool %u: %u claims", p, pool->claimed);
-        WORLD_CHECK(world, pool->free_count == pool->slot_count, "pool %u: %u of %u free", p, pool->free_count, pool->slot_count);
+        WORLD_CHECK(world, pool->free_count == pool->slot_count, "pool %u: %u of %u free", p, pool->free_count,
+                    pool->slot_count);
     }
     WORLD_CHECK(world, core->table.count == 0, "%u blocks", core->table.count);
     WORLD_CHECK(world, core->prefix.count == 0, "%u indexed", core->prefix.count);
     WORLD_CHECK(world, core->host.used_slots == 0, "%llu host slots", (unsigned long long)core->host.used_slots);
     WORLD_CHECK(world, core->nvme_blocks == 0, "%llu on nvme", (unsigned long long)core->nvme_blocks);
     if (world->nvme) {
-        WORLD_CHECK(world, kvt_nvme_memory_holds(world->nvme) == 0, "%u holds in the store", kvt_nvme_memory_holds(world->nvme));
-        WORLD_CHECK(world, kvt_nvme_memory_records(world->nvme) == 0, "%u records", kvt_nvme_memory_records(world->nvme));
+        WORLD_CHECK(world, kvt_nvme_memory_holds(world->nvme) == 0, "%u holds in the store",
+                    kvt_nvme_memory_holds(world->nvme));
+        WORLD_CHECK(world, kvt_nvme_memory_records(world->nvme) == 0, "%u records",
+                    kvt_nvme_memory_records(world->nvme));
     }
 }
 
@@ -705,7 +756,8 @@ void calls_finish(struct world *world)
     world_say(world, "faults end");
     world_heal(world);
     for (uint32_t i = 0; i < WORLD_SEQUENCES_MAX; i++) {
-        if (world->sequences[i].is_live) KVT_ASSERT(kvt_sequence_idle(&world->core, world_core_sequence(world, &world->sequences[i])) == KVT_OK);
+        if (world->sequences[i].is_live)
+            KVT_ASSERT(kvt_sequence_idle(&world->core, world_core_sequence(world, &world->sequences[i])) == KVT_OK);
     }
     drain(world);
     world_verify(world);
@@ -720,8 +772,11 @@ void calls_finish(struct world *world)
     }
     drain(world);
     for (uint32_t p = 0; p < world->core.config.pool_count; p++)
-        WORLD_CHECK(world, world->core.pools[p].claimed == 0, "pool %u: %u claims without sequences", p, world->core.pools[p].claimed);
-    if (world->nvme) WORLD_CHECK(world, kvt_nvme_memory_holds(world->nvme) == 0, "%u holds without sequences", kvt_nvme_memory_holds(world->nvme));
+        WORLD_CHECK(world, world->core.pools[p].claimed == 0, "pool %u: %u claims without sequences", p,
+                    world->core.pools[p].claimed);
+    if (world->nvme)
+        WORLD_CHECK(world, kvt_nvme_memory_holds(world->nvme) == 0, "%u holds without sequences",
+                    kvt_nvme_memory_holds(world->nvme));
     world_verify(world);
     call_reset(world);
     drain(world);

@@ -17,17 +17,31 @@ enum { BLOCK_TOKENS = 4, BLOCKS = 12, TOKENS = BLOCKS * BLOCK_TOKENS };
 
 static struct world world; /* large */
 
-static const struct kvt_group_shape full = { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 8 };
-static const struct kvt_group_shape window = { .kind = KVT_GROUP_WINDOW, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1,
-                                               .head_dim = 8, .window_tokens = 10 };
-static const struct kvt_group_shape state_group = { .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_BF16, .layers = 1, .state_bytes = 48 };
+static const struct kvt_group_shape full = {
+    .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 8
+};
+static const struct kvt_group_shape window = {
+    .kind = KVT_GROUP_WINDOW, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 8, .window_tokens = 10
+};
+static const struct kvt_group_shape state_group = {
+    .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_BF16, .layers = 1, .state_bytes = 48
+};
 
 /* A calm world: no faults, room for everything. */
 static struct world_config calm(uint32_t group_count, const struct kvt_group_shape *groups)
 {
-    struct world_config config = { .seed = 1, .shape = { .block_tokens = BLOCK_TOKENS, .group_count = group_count }, .blocks_max = 4096,
-        .host_chunks = 16, .chunk_bytes = 4096, .sequences_max = 12, .transfers_max = 64, .device_policy = "lru", .host_policy = "lru",
-        .prefetch = KVT_PREFETCH_DEMAND, .deadline_ns = UINT64_C(1) << 60, .is_careful = true };
+    struct world_config config = { .seed = 1,
+                                   .shape = { .block_tokens = BLOCK_TOKENS, .group_count = group_count },
+                                   .blocks_max = 4096,
+                                   .host_chunks = 16,
+                                   .chunk_bytes = 4096,
+                                   .sequences_max = 12,
+                                   .transfers_max = 64,
+                                   .device_policy = "lru",
+                                   .host_policy = "lru",
+                                   .prefetch = KVT_PREFETCH_DEMAND,
+                                   .deadline_ns = UINT64_C(1) << 60,
+                                   .is_careful = true };
     memcpy(config.shape.groups, groups, group_count * sizeof *groups);
     for (uint32_t g = 0; g < group_count; g++) config.pool_slots[g] = 64;
     return config;
@@ -49,7 +63,8 @@ static void reuse_at_every_length(struct world_config config, bool is_snapshot)
     calls_finish_sequence(&world, index, true);
     for (uint32_t limit = 0; limit <= TOKENS; limit++) {
         index = calls_create(&world, ids, TOKENS + 1, limit, 0, false);
-        assert_int_equal(world.sequences[index].tokens, limit / BLOCK_TOKENS * BLOCK_TOKENS); /* nothing was ever dropped */
+        /* nothing was ever dropped */
+        assert_int_equal(world.sequences[index].tokens, limit / BLOCK_TOKENS * BLOCK_TOKENS);
         calls_decode(&world, index, ids + world.sequences[index].tokens, 1, false);
         calls_finish_sequence(&world, index, true);
     }
@@ -79,9 +94,13 @@ static void a_branch_inside_a_cached_prefix_gets_the_exact_window_or_less(void *
         uint32_t index = calls_create(&world, ids, TOKENS, UINT64_MAX, 0, false);
         calls_decode(&world, index, ids, TOKENS, false);
         const uint32_t block = world_core_sequence(&world, &world.sequences[index])->groups[1].blocks[dropped];
-        const uint32_t gone = block != KVT_NO_BLOCK ? block
-            : kvt_prefix_find(&world.core.prefix, 1, kvt_core_block(&world.core,
-                  world_core_sequence(&world, &world.sequences[index])->groups[0].blocks[dropped])->key);
+        const uint32_t gone = block != KVT_NO_BLOCK
+            ? block
+            : kvt_prefix_find(
+                &world.core.prefix, 1,
+                kvt_core_block(&world.core,
+                               world_core_sequence(&world, &world.sequences[index])->groups[0].blocks[dropped])
+                    ->key);
         assert_int_not_equal(gone, KVT_NO_BLOCK);
         calls_finish_sequence(&world, index, true);
         for (uint32_t n = 0; n < 20; n++) world_round(&world);
@@ -95,7 +114,8 @@ static void a_branch_inside_a_cached_prefix_gets_the_exact_window_or_less(void *
             const bool is_touched = dropped >= first && dropped < branch;
             if (is_touched) assert_true(reused < branch * BLOCK_TOKENS);
             else assert_int_equal(reused, branch * BLOCK_TOKENS);
-            for (uint32_t i = twin_first_needed(&world.twin, 1, reused); i < reused / BLOCK_TOKENS; i++) assert_int_not_equal(i, dropped);
+            for (uint32_t i = twin_first_needed(&world.twin, 1, reused); i < reused / BLOCK_TOKENS; i++)
+                assert_int_not_equal(i, dropped);
             calls_finish_sequence(&world, index, true);
         }
         calls_finish(&world);
@@ -117,7 +137,8 @@ static void b17_nothing_stays_claimed_or_held_when_no_sequence_lives(void **stat
         /* Found and held, and never loaded. */
         const uint32_t a = calls_create(&world, ids, TOKENS, UINT64_MAX, 0, true);
         const uint32_t b = calls_create(&world, ids, TOKENS, UINT64_MAX, 0, false);
-        if (n % 2 == 0) calls_decode(&world, b, ids + world.sequences[b].tokens, TOKENS - world.sequences[b].tokens, true);
+        if (n % 2 == 0)
+            calls_decode(&world, b, ids + world.sequences[b].tokens, TOKENS - world.sequences[b].tokens, true);
         calls_finish_sequence(&world, a, true);
         calls_finish_sequence(&world, b, true);
         for (uint32_t r = 0; r < 10; r++) world_round(&world);
@@ -140,14 +161,17 @@ static void a_fork_gets_the_state_at_the_fork_though_its_parent_goes_on(void **s
     const uint32_t parent = calls_create(&world, ids, TOKENS, UINT64_MAX, 0, false);
     calls_decode(&world, parent, ids, 6, false);
     enum kvt_room room;
-    assert_int_equal(kvt_sequence_append(&world.core, world_core_sequence(&world, &world.sequences[parent]), 3, &room), KVT_OK);
+    assert_int_equal(kvt_sequence_append(&world.core, world_core_sequence(&world, &world.sequences[parent]), 3, &room),
+                     KVT_OK);
     assert_int_equal(kvt_sequence_idle(&world.core, world_core_sequence(&world, &world.sequences[parent])), KVT_OK);
     struct kvt_sequence *fork;
-    assert_int_equal(kvt_sequence_fork(&world.core, world_core_sequence(&world, &world.sequences[parent]), &fork), KVT_OK);
+    assert_int_equal(kvt_sequence_fork(&world.core, world_core_sequence(&world, &world.sequences[parent]), &fork),
+                     KVT_OK);
     const uint32_t child = parent + 1;
     world.sequences[child] = world.sequences[parent];
     world.sequences[child].handle = kvt_sequence_handle(&world.core, fork);
-    assert_int_equal(kvt_sequence_resume(&world.core, world_core_sequence(&world, &world.sequences[parent]), &room), KVT_OK);
+    assert_int_equal(kvt_sequence_resume(&world.core, world_core_sequence(&world, &world.sequences[parent]), &room),
+                     KVT_OK);
     calls_decode(&world, parent, ids + 6, 5, false); /* the child is idle: nothing of its copy has begun */
     assert_int_equal(kvt_sequence_resume(&world.core, fork, &room), KVT_OK);
     calls_decode(&world, child, ids + 6, 1, false);
@@ -194,7 +218,8 @@ static void two_full_tiers_do_not_wait_for_each_other(void **state)
         fill_ids(ids, 4 * BLOCK_TOKENS, 0, s + 1);
         index[s] = calls_create(&world, ids, 4 * BLOCK_TOKENS, UINT64_MAX, 0, false);
         calls_decode(&world, index[s], ids, 4 * BLOCK_TOKENS, false);
-        assert_int_equal(kvt_sequence_idle(&world.core, world_core_sequence(&world, &world.sequences[index[s]])), KVT_OK);
+        assert_int_equal(kvt_sequence_idle(&world.core, world_core_sequence(&world, &world.sequences[index[s]])),
+                         KVT_OK);
     }
     calls_finish(&world); /* brings each of them back */
     world_close(&world);

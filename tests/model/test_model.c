@@ -18,12 +18,14 @@
 #include "runtime/base/mem.h"
 #include "tests/model/calls.h"
 
-#define OPERATIONS       1000
-#define SEEDS            1000
+#define OPERATIONS 1000
+#define SEEDS 1000
 
 static struct world world; /* large */
 
-static struct { uint64_t operations, checks, reads, rows, readies, losses, reused, pendings, dropped, fetches, stashes; } total;
+static struct {
+    uint64_t operations, checks, reads, rows, readies, losses, reused, pendings, dropped, fetches, stashes;
+} total;
 
 static void add_up(void)
 {
@@ -109,14 +111,17 @@ static void print_world(uint64_t seed)
 {
     static const char *const kinds[] = { "full", "window", "state" };
     const struct world_config config = world_config_of(seed);
-    (void)printf("seed %llu: block_tokens %u, %u groups:", (unsigned long long)seed, config.shape.block_tokens, config.shape.group_count);
+    (void)printf("seed %llu: block_tokens %u, %u groups:", (unsigned long long)seed, config.shape.block_tokens,
+                 config.shape.group_count);
     for (uint32_t g = 0; g < config.shape.group_count; g++)
-        (void)printf(" %s(window %u, sinks %u; %u slots)", kinds[config.shape.groups[g].kind], config.shape.groups[g].window_tokens,
-                     config.shape.groups[g].sink_tokens, config.pool_slots[g]);
-    (void)printf("\n    host %u x %u, nvme %u, transfers %u, sequences %u, blocks %u, %s/%s, prefetch %d, codec %d, losing %d, fail %u, stuck %u\n",
-                 config.host_chunks, config.chunk_bytes, config.nvme_records, config.transfers_max, config.sequences_max,
-                 config.blocks_max, config.device_policy, config.host_policy, (int)config.prefetch, config.is_codec_on,
-                 config.is_losing, config.fail_per_million, config.stuck_per_million);
+        (void)printf(" %s(window %u, sinks %u; %u slots)", kinds[config.shape.groups[g].kind],
+                     config.shape.groups[g].window_tokens, config.shape.groups[g].sink_tokens, config.pool_slots[g]);
+    (void)printf("\n    host %u x %u, nvme %u, transfers %u, sequences %u, blocks %u, %s/%s, prefetch %d, codec %d, "
+                 "losing %d, fail %u, stuck %u\n",
+                 config.host_chunks, config.chunk_bytes, config.nvme_records, config.transfers_max,
+                 config.sequences_max, config.blocks_max, config.device_policy, config.host_policy,
+                 (int)config.prefetch, config.is_codec_on, config.is_losing, config.fail_per_million,
+                 config.stuck_per_million);
 }
 
 int main(int argc, char **argv)
@@ -137,11 +142,13 @@ int main(int argc, char **argv)
         if (!getenv("KVT_MODEL_NO_SHRINK")) shrink(seed);
         return 1;
     }
-    (void)printf("%llu seeds, %llu operations, %llu verified, %llu steps of a sequence, %llu blocks read, %llu rows, %llu losses, "
-                 "%llu tokens reused, %llu pending, %llu dropped, %llu fetches, %llu stashes\n", (unsigned long long)count,
-                 (unsigned long long)total.operations, (unsigned long long)total.checks, (unsigned long long)total.readies,
-                 (unsigned long long)total.reads, (unsigned long long)total.rows, (unsigned long long)total.losses,
-                 (unsigned long long)total.reused, (unsigned long long)total.pendings, (unsigned long long)total.dropped,
-                 (unsigned long long)total.fetches, (unsigned long long)total.stashes);
+    (void)printf("%llu seeds, %llu operations, %llu verified, %llu steps of a sequence, %llu blocks read, %llu rows, "
+                 "%llu losses, "
+                 "%llu tokens reused, %llu pending, %llu dropped, %llu fetches, %llu stashes\n",
+                 (unsigned long long)count, (unsigned long long)total.operations, (unsigned long long)total.checks,
+                 (unsigned long long)total.readies, (unsigned long long)total.reads, (unsigned long long)total.rows,
+                 (unsigned long long)total.losses, (unsigned long long)total.reused, (unsigned long long)total.pendings,
+                 (unsigned long long)total.dropped, (unsigned long long)total.fetches,
+                 (unsigned long long)total.stashes);
     return is_planted ? 1 : 0;
 }

@@ -9,7 +9,10 @@
 
 #define CAPACITY_MIN 1024u
 
-static uint64_t mix(uint64_t a, uint64_t b) { return kvt_mix64(a * 0x9e3779b97f4a7c15u + kvt_mix64(b + 0x632be59bd9b4e019u)); }
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    return kvt_mix64(a * 0x9e3779b97f4a7c15u + kvt_mix64(b + 0x632be59bd9b4e019u));
+}
 
 void twin_init(struct twin *twin, const struct kvt_model_shape *shape)
 {
@@ -45,7 +48,8 @@ void twin_push(struct twin_sequence *sequence, uint32_t id)
 void twin_cut(const struct twin *twin, struct twin_sequence *sequence, uint32_t tokens)
 {
     const uint32_t block_tokens = twin->shape.block_tokens;
-    for (uint32_t i = (tokens + block_tokens - 1) / block_tokens; i <= TWIN_TOKENS_MAX; i++) sequence->dropped_at[i] = 0;
+    for (uint32_t i = (tokens + block_tokens - 1) / block_tokens; i <= TWIN_TOKENS_MAX; i++)
+        sequence->dropped_at[i] = 0;
     sequence->tokens = tokens;
     sequence->prompt = tokens;
     if (sequence->last_drop > tokens) sequence->last_drop = 0;
@@ -101,7 +105,10 @@ void twin_seal(struct twin *twin, uint32_t group, uint64_t value)
     if (++twin->count > twin->capacity / 2) grow(twin);
 }
 
-bool twin_was_sealed(const struct twin *twin, uint32_t group, uint64_t value) { return *place(twin, mark_of(group, value)) != 0; }
+bool twin_was_sealed(const struct twin *twin, uint32_t group, uint64_t value)
+{
+    return *place(twin, mark_of(group, value)) != 0;
+}
 
 void twin_forget(struct twin *twin)
 {

@@ -1,9 +1,9 @@
 /*
  * twin: what a cache of KV must give back, told in the simplest way there is.
  *
- * A token's bytes are a pure function of its value; its value is a digest of everything that its computation could see: the salt,
- * all tokens before it, itself, and which blocks had been dropped. Two tokens of equal value have equal bytes in every group, so
- * a shared block is right exactly when the values agree. The twin never looks at keys.
+ * A token's bytes are a pure function of its value; its value is a digest of everything that its computation could see:
+ * the salt, all tokens before it, itself, and which blocks had been dropped. Two tokens of equal value have equal bytes
+ * in every group, so a shared block is right exactly when the values agree. The twin never looks at keys.
  *
  * A sequence is a flat list of tokens. What was ever sealed is a set of (value at the end of a block, group).
  */
@@ -21,19 +21,20 @@ struct twin_sequence {
     bool is_live;
     kvt_seq handle;
     uint32_t salt;
-    uint32_t tokens;       /* committed */
-    uint32_t prompt;       /* ids below it are decided */
-    bool is_unshared;      /* a reset came in between: seals nothing that others find */
+    uint32_t tokens;  /* committed */
+    uint32_t prompt;  /* ids below it are decided */
+    bool is_unshared; /* a reset came in between: seals nothing that others find */
     uint32_t ids[TWIN_TOKENS_MAX + 1];
-    uint64_t value[TWIN_TOKENS_MAX + 1];     /* of token i */
-    uint64_t past[TWIN_TOKENS_MAX + 2];      /* what the token at position i can see */
-    uint32_t dropped_at[TWIN_TOKENS_MAX + 1]; /* block i was dropped from the full groups at that length; 0: it is there */
-    uint32_t last_drop;    /* length at the last drop; 0: none */
+    uint64_t value[TWIN_TOKENS_MAX + 1]; /* of token i */
+    uint64_t past[TWIN_TOKENS_MAX + 2];  /* what the token at position i can see */
+    /* block i was dropped from the full groups at that length; 0: it is there */
+    uint32_t dropped_at[TWIN_TOKENS_MAX + 1];
+    uint32_t last_drop; /* length at the last drop; 0: none */
 };
 
 struct twin {
     struct kvt_model_shape shape;
-    uint64_t *sealed;      /* open addressing; 0: empty */
+    uint64_t *sealed; /* open addressing; 0: empty */
     uint32_t capacity, count;
 };
 
@@ -57,7 +58,10 @@ bool twin_was_sealed(const struct twin *twin, uint32_t group, uint64_t value);
 /* A reset: nothing was ever sealed. */
 void twin_forget(struct twin *twin);
 
-/* True when every group was once sealed as far as a prefix of so many blocks needs; `ids` as in `sequence`, with values. */
+/*
+ * True when every group was once sealed as far as a prefix of so many blocks needs; `ids` as in `sequence`, with
+ * values.
+ */
 bool twin_is_prefix(const struct twin *twin, const struct twin_sequence *sequence, uint32_t blocks);
 
 /* First block that the group needs for the next token after so many, beside its sinks. */

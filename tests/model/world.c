@@ -23,7 +23,7 @@ char world_failure_text[512];
 
 static struct world *current; /* the one that a failing assertion speaks of */
 
-/* ---- Saying and failing ---------------------------------------------------------------------------------------------- */
+/* ---- Saying and failing ------------------------------------------------------------------------------------------ */
 
 void world_say(struct world *world, const char *format, ...)
 {
@@ -86,15 +86,19 @@ static void assertion_failed(int result, const char *expression, const char *fil
     leave(current, text);
 }
 
-/* ---- What a seed decides ----------------------------------------------------------------------------------------------- */
+/* ---- What a seed decides ----------------------------------------------------------------------------------------- */
 
-static const char *const policies[] = { "lru", "lru-reward", "fifo", "clock", "lfu", "sieve", "s3fifo", "arc", "2q", "lirs", "gdsf" };
+static const char *const policies[] = { "lru",    "lru-reward", "fifo", "clock", "lfu", "sieve",
+                                        "s3fifo", "arc",        "2q",   "lirs",  "gdsf" };
 
 static void choose_group(struct kvt_rng *rng, struct kvt_group_shape *group, uint32_t head_dim, bool is_first)
 {
     const uint64_t draw = kvt_rng_below(rng, 10);
-    *group = (struct kvt_group_shape){ .dtype = KVT_DTYPE_BF16, .layers = 1 + (uint32_t)kvt_rng_below(rng, 2), .kv_heads = 1,
-                                       .head_dim = head_dim, .planes = 1 + (uint32_t)kvt_rng_below(rng, 2) };
+    *group = (struct kvt_group_shape){ .dtype = KVT_DTYPE_BF16,
+                                       .layers = 1 + (uint32_t)kvt_rng_below(rng, 2),
+                                       .kv_heads = 1,
+                                       .head_dim = head_dim,
+                                       .planes = 1 + (uint32_t)kvt_rng_below(rng, 2) };
     if (draw < 4 && !(is_first && draw < 1)) {
         group->kind = KVT_GROUP_FULL;
     } else if (draw < 7) {
@@ -115,7 +119,8 @@ static void choose_shape(struct kvt_rng *rng, struct world_config *config)
     shape->block_tokens = 1 + (uint32_t)kvt_rng_below(rng, 5);
     shape->group_count = 1 + (uint32_t)kvt_rng_below(rng, 3);
     for (uint32_t g = 0; g < shape->group_count; g++)
-        choose_group(rng, &shape->groups[g], config->is_codec_on ? 256 : 4 + 4 * (uint32_t)kvt_rng_below(rng, 2), g == 0);
+        choose_group(rng, &shape->groups[g], config->is_codec_on ? 256 : 4 + 4 * (uint32_t)kvt_rng_below(rng, 2),
+                     g == 0);
 }
 
 struct world_config world_config_of(uint64_t seed)
@@ -151,11 +156,12 @@ struct world_config world_config_of(uint64_t seed)
     return config;
 }
 
-/* ---- Open and close ------------------------------------------------------------------------------------------------------ */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static uint64_t world_clock(void *user) { return ((const struct world *)user)->now_ns; }
 
-static void share_pools(struct kvt_core_config *core, struct kvt_device_tier_config *device, const struct world_config *config)
+static void share_pools(struct kvt_core_config *core, struct kvt_device_tier_config *device,
+                        const struct world_config *config)
 {
     uint64_t bytes[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t g = 0; g < config->shape.group_count; g++) {
@@ -190,21 +196,27 @@ static void open_tiers(struct world *world, struct kvt_device_tier_config *devic
         KVT_ASSERT(status == KVT_OK);
     }
     if (config->host_chunks > 0) {
-        const struct kvt_host_tier_config host = { .capacity_bytes = (uint64_t)config->host_chunks * config->chunk_bytes,
-                                                   .chunk_bytes = config->chunk_bytes };
+        const struct kvt_host_tier_config host = {
+            .capacity_bytes = (uint64_t)config->host_chunks * config->chunk_bytes, .chunk_bytes = config->chunk_bytes
+        };
         status = kvt_host_tier_open(&host, &world->env, &world->host);
         KVT_ASSERT(status == KVT_OK);
     }
     if (config->nvme_records > 0) {
-        const struct kvt_nvme_memory_config nvme = { .records_max = config->nvme_records, .record_bytes_max = config->chunk_bytes,
-            .queue_depth = 6, .seed = config->seed, .fail_per_million = config->fail_per_million,
-            .stuck_per_million = config->stuck_per_million, .is_losing = config->is_losing };
+        const struct kvt_nvme_memory_config nvme = { .records_max = config->nvme_records,
+                                                     .record_bytes_max = config->chunk_bytes,
+                                                     .queue_depth = 6,
+                                                     .seed = config->seed,
+                                                     .fail_per_million = config->fail_per_million,
+                                                     .stuck_per_million = config->stuck_per_million,
+                                                     .is_losing = config->is_losing };
         status = kvt_nvme_memory_open(&nvme, &world->nvme);
         KVT_ASSERT(status == KVT_OK);
     }
     for (uint32_t s = 0; s < KVT_DEVICE_STREAMS && config->fail_per_million > 0; s++) {
-        const enum kvt_gpu_fault fault = config->stuck_per_million ? (kvt_rng_below(&world->rng, 2) ? KVT_GPU_FAULT_STUCK_START
-            : KVT_GPU_FAULT_STUCK_END) : (kvt_rng_below(&world->rng, 2) ? KVT_GPU_FAULT_FAIL : KVT_GPU_FAULT_FAIL_LATE);
+        const enum kvt_gpu_fault fault = config->stuck_per_million
+            ? (kvt_rng_below(&world->rng, 2) ? KVT_GPU_FAULT_STUCK_START : KVT_GPU_FAULT_STUCK_END)
+            : (kvt_rng_below(&world->rng, 2) ? KVT_GPU_FAULT_FAIL : KVT_GPU_FAULT_FAIL_LATE);
         kvt_gpu_emulated_fault_randomly(world->gpu, s, config->fail_per_million, config->seed + s, fault);
     }
 }
@@ -217,15 +229,27 @@ void world_open(struct world *world, const struct world_config *config)
     world->rng.state = kvt_mix64(config->seed ^ 0x77);
     current = world;
     kvt_check_hook = assertion_failed;
-    world->env = (struct kvt_env){ .now_ns = world_clock, .clock_user = world, .is_single_threaded = true, .seed = config->seed };
+    world->env = (struct kvt_env){
+        .now_ns = world_clock, .clock_user = world, .is_single_threaded = true, .seed = config->seed
+    };
     twin_init(&world->twin, &config->shape);
 
-    struct kvt_core_config core = { .shape = config->shape, .blocks_max = config->blocks_max,
-        .sequences_max = config->sequences_max, .transfers_max = config->transfers_max, .prefetch_bytes_max = 64 * KVT_KIB,
-        .transfer_deadline_ns = config->deadline_ns, .step_ns = 20 * MS, .prefetch = config->prefetch,
-        .is_packing = config->is_codec_on, .device_policy = kvt_policy_find(config->device_policy),
-        .host_policy = kvt_policy_find(config->host_policy), .admission = kvt_admission_at(0), .seed = config->seed,
-        .private_space = { 0x7072, config->seed }, .host_chunk_bytes = config->chunk_bytes, .env = &world->env };
+    struct kvt_core_config core = { .shape = config->shape,
+                                    .blocks_max = config->blocks_max,
+                                    .sequences_max = config->sequences_max,
+                                    .transfers_max = config->transfers_max,
+                                    .prefetch_bytes_max = 64 * KVT_KIB,
+                                    .transfer_deadline_ns = config->deadline_ns,
+                                    .step_ns = 20 * MS,
+                                    .prefetch = config->prefetch,
+                                    .is_packing = config->is_codec_on,
+                                    .device_policy = kvt_policy_find(config->device_policy),
+                                    .host_policy = kvt_policy_find(config->host_policy),
+                                    .admission = kvt_admission_at(0),
+                                    .seed = config->seed,
+                                    .private_space = { 0x7072, config->seed },
+                                    .host_chunk_bytes = config->chunk_bytes,
+                                    .env = &world->env };
     struct kvt_device_tier_config device = { .shape = config->shape };
     KVT_ASSERT(core.device_policy != NULL);
     KVT_ASSERT(core.host_policy != NULL);
@@ -241,7 +265,7 @@ void world_open(struct world *world, const struct world_config *config)
     world->is_core_open = true;
 }
 
-/* ---- The engine ------------------------------------------------------------------------------------------------------------ */
+/* ---- The engine -------------------------------------------------------------------------------------------------- */
 
 /* Rows [from, to) of one slot of a group; values are those of the tokens. */
 struct world_access {
@@ -254,7 +278,7 @@ struct world_job {
     struct kvt_gpu_job job;
     struct world *world;
     struct world_job *next;
-    kvt_mark mark;      /* reached when it is over */
+    kvt_mark mark; /* reached when it is over */
     uint32_t sequence;
     uint64_t operation;
     uint32_t count;
@@ -266,10 +290,12 @@ static void say_whose(struct world *world, const uint8_t *at, uint32_t g, uint32
 {
     uint8_t bytes[4096];
     for (uint32_t s = 0; s < WORLD_SEQUENCES_MAX + WORLD_ARCHIVE; s++) {
-        const struct twin_sequence *twin = s < WORLD_SEQUENCES_MAX ? &world->sequences[s] : &world->archive[s - WORLD_SEQUENCES_MAX];
+        const struct twin_sequence *twin = s < WORLD_SEQUENCES_MAX ? &world->sequences[s]
+                                                                   : &world->archive[s - WORLD_SEQUENCES_MAX];
         for (uint32_t t = 0; t < TWIN_TOKENS_MAX; t++) {
             twin_row(twin->value[t], g, segment, bytes, row_bytes);
-            if (twin->value[t] && memcmp(bytes, at, row_bytes) == 0) world_say(world, "they are those of token %u of sequence %u", t, s);
+            if (twin->value[t] && memcmp(bytes, at, row_bytes) == 0)
+                world_say(world, "they are those of token %u of sequence %u", t, s);
         }
     }
     world_say(world, "first byte %02x, group %u", at[0], g);
@@ -294,8 +320,11 @@ static void access_rows(struct world_job *job, const struct world_access *access
                 memcpy(at, expected, row_bytes);
             } else if (memcmp(at, expected, row_bytes) != 0) {
                 say_whose(world, at, access->group, s, row_bytes);
-                world_fail(world, "wrong bytes: sequence %u read them (launched in operation %llu), group %u, block %u, row %u of %u, slot %u",
-                           job->sequence, (unsigned long long)job->operation, access->group, access->block, t, access->to, access->slot);
+                world_fail(world,
+                           "wrong bytes: sequence %u read them (launched in operation %llu), group %u, block %u, row "
+                           "%u of %u, slot %u",
+                           job->sequence, (unsigned long long)job->operation, access->group, access->block, t,
+                           access->to, access->slot);
             }
         }
     }
@@ -342,12 +371,15 @@ static void launch(struct world *world, struct world_job *job, uint32_t stream)
     world->jobs = job;
 }
 
-static uint32_t slot_of(struct world *world, const struct twin_sequence *sequence, uint32_t group, uint32_t block, uint32_t entry)
+static uint32_t slot_of(struct world *world, const struct twin_sequence *sequence, uint32_t group, uint32_t block,
+                        uint32_t entry)
 {
     const uint32_t s = (uint32_t)(sequence - world->sequences);
-    WORLD_CHECK(world, block != KVT_NO_BLOCK, "sequence %u group %u: no block %u, which it attends to", s, group, entry);
+    WORLD_CHECK(world, block != KVT_NO_BLOCK, "sequence %u group %u: no block %u, which it attends to", s, group,
+                entry);
     const struct kvt_block *at = kvt_core_block(&world->core, block);
-    WORLD_CHECK(world, at->device_slot != KVT_NO_SLOT, "sequence %u group %u block %u: in a step and not on the device", s, group, entry);
+    WORLD_CHECK(world, at->device_slot != KVT_NO_SLOT, "sequence %u group %u block %u: in a step and not on the device",
+                s, group, entry);
     WORLD_CHECK(world, at->users > 0, "sequence %u group %u block %u: in a step and not claimed", s, group, entry);
     return at->device_slot;
 }
@@ -360,7 +392,9 @@ static void read_group(struct world *world, const struct twin_sequence *sequence
     if (tokens == 0) return;
     if (world->config.shape.groups[g].kind == KVT_GROUP_STATE) {
         struct world_access *access = &job->accesses[job->count++];
-        *access = (struct world_access){ .group = g, .slot = slot_of(world, sequence, g, table->live, 0), .to = 1,
+        *access = (struct world_access){ .group = g,
+                                         .slot = slot_of(world, sequence, g, table->live, 0),
+                                         .to = 1,
                                          .values = { sequence->value[tokens - 1] } };
         return;
     }
@@ -373,7 +407,9 @@ static void read_group(struct world *world, const struct twin_sequence *sequence
             continue;
         }
         struct world_access *access = &job->accesses[job->count++];
-        *access = (struct world_access){ .group = g, .block = i, .slot = slot_of(world, sequence, g, table->blocks[i], i),
+        *access = (struct world_access){ .group = g,
+                                         .block = i,
+                                         .slot = slot_of(world, sequence, g, table->blocks[i], i),
                                          .to = kvt_min_u32(block_tokens, tokens - i * block_tokens) };
         for (uint32_t t = 0; t < access->to; t++) access->values[t] = sequence->value[i * block_tokens + t];
     }
@@ -397,24 +433,30 @@ void world_launch_write(struct world *world, const struct twin_sequence *sequenc
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
         const struct kvt_sequence_table *table = &world_core_sequence(world, sequence)->groups[g];
         if (world->config.shape.groups[g].kind == KVT_GROUP_STATE) {
-            job->accesses[job->count++] = (struct world_access){ .is_write = true, .group = g, .to = 1,
-                .slot = slot_of(world, sequence, g, table->live, 0), .values = { sequence->value[from + n - 1] } };
+            job->accesses[job->count++] = (struct world_access){ .is_write = true,
+                                                                 .group = g,
+                                                                 .to = 1,
+                                                                 .slot = slot_of(world, sequence, g, table->live, 0),
+                                                                 .values = { sequence->value[from + n - 1] } };
             continue;
         }
         for (uint32_t i = from / block_tokens; i * block_tokens < from + n; i++) {
             WORLD_CHECK(world, i < table->count, "reserved block %u is not there", i);
             struct world_access *access = &job->accesses[job->count++];
-            *access = (struct world_access){ .is_write = true, .group = g, .block = i,
-                .slot = slot_of(world, sequence, g, table->blocks[i], i),
-                .from = i * block_tokens < from ? from - i * block_tokens : 0,
-                .to = kvt_min_u32(block_tokens, from + n - i * block_tokens) };
-            for (uint32_t t = access->from; t < access->to; t++) access->values[t] = sequence->value[i * block_tokens + t];
+            *access = (struct world_access){ .is_write = true,
+                                             .group = g,
+                                             .block = i,
+                                             .slot = slot_of(world, sequence, g, table->blocks[i], i),
+                                             .from = i * block_tokens < from ? from - i * block_tokens : 0,
+                                             .to = kvt_min_u32(block_tokens, from + n - i * block_tokens) };
+            for (uint32_t t = access->from; t < access->to; t++)
+                access->values[t] = sequence->value[i * block_tokens + t];
         }
     }
     launch(world, job, stream);
 }
 
-/* ---- What runs by itself ------------------------------------------------------------------------------------------------------ */
+/* ---- What runs by itself ----------------------------------------------------------------------------------------- */
 
 static void run_stream(struct world *world, uint32_t stream, uint32_t turns)
 {
@@ -424,29 +466,31 @@ static void run_stream(struct world *world, uint32_t stream, uint32_t turns)
 void world_drift(struct world *world)
 {
     switch (world_below(world, 12)) {
-    case 0: case 1: case 2:
+    case 0:
+    case 1:
+    case 2:
         run_stream(world, world->engine_streams[world_below(world, WORLD_ENGINE_STREAMS)], 1 + world_below(world, 12));
         break;
     case 3:
         for (uint32_t s = 0; s < KVT_DEVICE_STREAMS; s++) kvt_gpu_emulated_gate(world->gpu, s, world_chance(world, 10));
         break;
-    case 4: case 5: case 11:
-        run_stream(world, world_below(world, KVT_DEVICE_STREAMS), 1 + world_below(world, 4));
-        break;
-    case 6: case 7: case 8:
+    case 4:
+    case 5:
+    case 11: run_stream(world, world_below(world, KVT_DEVICE_STREAMS), 1 + world_below(world, 4)); break;
+    case 6:
+    case 7:
+    case 8:
         for (uint32_t n = 1 + world_below(world, 4); world->nvme && n > 0; n--) (void)kvt_nvme_memory_run(world->nvme);
         break;
-    case 9:
-        world->now_ns += world_chance(world, 10) ? 100 * MS : world_below(world, 20 * MS);
-        break;
+    case 9: world->now_ns += world_chance(world, 10) ? 100 * MS : world_below(world, 20 * MS); break;
     case 10:
         if (world->nvme && world->config.is_losing && !world->is_draining && world_chance(world, 10))
             (void)kvt_nvme_memory_lose(world->nvme);
         if (world->nvme && world_chance(world, 10)) kvt_nvme_memory_release(world->nvme);
-        for (uint32_t s = 0; s < KVT_DEVICE_STREAMS && world_chance(world, 20); s++) (void)kvt_gpu_emulated_release(world->gpu, s);
+        for (uint32_t s = 0; s < KVT_DEVICE_STREAMS && world_chance(world, 20); s++)
+            (void)kvt_gpu_emulated_release(world->gpu, s);
         break;
-    default:
-        break;
+    default: break;
     }
     if (world_chance(world, 60)) (void)kvt_core_pump(&world->core, world->now_ns);
 }
@@ -472,7 +516,7 @@ void world_round(struct world *world)
     }
 }
 
-/* ---- Checks ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
 void world_verify(struct world *world)
 {

@@ -1,8 +1,9 @@
 /*
  * world: a core with everything round it, in one thread and with a clock that the test moves.
  *
- * The real device tier on the emulated device, the real host tier, the real codec, a fake of the nvme tier, and an engine: jobs
- * on engine streams that write the bytes of new tokens and read those of old ones, when the stream comes to it.
+ * The real device tier on the emulated device, the real host tier, the real codec, a fake of the nvme tier, and an
+ * engine: jobs on engine streams that write the bytes of new tokens and read those of old ones, when the stream comes
+ * to it.
  */
 #ifndef KVT_TESTS_MODEL_WORLD_H
 #define KVT_TESTS_MODEL_WORLD_H
@@ -27,24 +28,25 @@ struct kvt_codec;
 struct world_config {
     uint64_t seed;
     struct kvt_model_shape shape;
-    uint32_t pool_slots[KVT_GROUPS_MAX]; /* of each group's own pool; groups of equal block bytes share the first one's */
+    /* of each group's own pool; groups of equal block bytes share the first one's */
+    uint32_t pool_slots[KVT_GROUPS_MAX];
     uint32_t blocks_max;
     uint32_t host_chunks, chunk_bytes;
-    uint32_t nvme_records;               /* 0: no nvme tier */
+    uint32_t nvme_records; /* 0: no nvme tier */
     uint32_t sequences_max, transfers_max;
     const char *device_policy, *host_policy;
     enum kvt_prefetch prefetch;
     bool is_codec_on;
-    bool is_losing;                      /* the store may lose held records */
+    bool is_losing; /* the store may lose held records */
     uint32_t fail_per_million, stuck_per_million;
     uint64_t deadline_ns;
-    uint32_t haste;                      /* how fast what runs by itself runs, beside calls */
-    bool is_careful;                     /* verify after every operation */
+    uint32_t haste;  /* how fast what runs by itself runs, beside calls */
+    bool is_careful; /* verify after every operation */
 };
 
 struct world_step {
     kvt_step handle;
-    uint32_t stream;                     /* index of the engine stream */
+    uint32_t stream; /* index of the engine stream */
     uint32_t count;
     uint32_t members[WORLD_SEQUENCES_MAX]; /* in world.sequences */
 };
@@ -63,7 +65,7 @@ struct world {
     struct kvt_codec *codec;
     struct kvt_gpu *gpu;
     uint32_t engine_streams[WORLD_ENGINE_STREAMS];
-    struct world_job *jobs;              /* launched and not yet freed */
+    struct world_job *jobs; /* launched and not yet freed */
 
     struct twin twin;
     struct twin_sequence sequences[WORLD_SEQUENCES_MAX];
@@ -72,9 +74,9 @@ struct world {
     struct world_step steps[WORLD_STEPS_MAX];
 
     bool was_kept_false, was_reset, was_quiet_lost;
-    bool is_draining;                    /* faults have ended */
+    bool is_draining; /* faults have ended */
     uint64_t operations, checks, reads, rows, readies, losses, reused_tokens, pendings;
-    uint64_t operation;                  /* the one at hand */
+    uint64_t operation; /* the one at hand */
 
     bool is_traced;
     char trace[WORLD_TRACE_LINES][160];
@@ -98,14 +100,18 @@ void world_say(struct world *world, const char *format, ...) __attribute__((form
 /* The promise does not hold: says so with the seed and the last calls, and leaves. */
 void world_fail(struct world *world, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 
-void world_broken(struct world *world, const char *condition, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
+void world_broken(struct world *world, const char *condition, const char *format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
 
-#define WORLD_CHECK(world, condition, ...)                                      \
-    do {                                                                        \
-        if (!(condition)) world_broken(world, #condition, __VA_ARGS__);         \
+#define WORLD_CHECK(world, condition, ...)                              \
+    do {                                                                \
+        if (!(condition)) world_broken(world, #condition, __VA_ARGS__); \
     } while (0)
 
-static inline uint32_t world_below(struct world *world, uint32_t bound) { return (uint32_t)kvt_rng_below(&world->rng, bound); }
+static inline uint32_t world_below(struct world *world, uint32_t bound)
+{
+    return (uint32_t)kvt_rng_below(&world->rng, bound);
+}
 static inline bool world_chance(struct world *world, uint32_t percent) { return world_below(world, 100) < percent; }
 
 static inline struct kvt_sequence *world_core_sequence(struct world *world, const struct twin_sequence *sequence)
@@ -116,8 +122,8 @@ static inline struct kvt_sequence *world_core_sequence(struct world *world, cons
 /* Launches a job that compares everything the sequence attends to, as its tables are now. */
 void world_launch_read(struct world *world, const struct twin_sequence *sequence, uint32_t stream);
 /*
- * Launches a job that writes tokens [tokens, tokens + n) of the twin (their values are there already) into the slots that the
- * sequence has reserved, and the state after the last of them.
+ * Launches a job that writes tokens [tokens, tokens + n) of the twin (their values are there already) into the slots
+ * that the sequence has reserved, and the state after the last of them.
  */
 void world_launch_write(struct world *world, const struct twin_sequence *sequence, uint32_t n, uint32_t stream);
 

@@ -1,6 +1,6 @@
 /*
- * Field failures that are about failing disks, links and records, through the whole runtime over a disk in memory: whatever fails,
- * a reader gets exact bytes or a miss, a miss heals, and nothing hangs.
+ * Field failures that are about failing disks, links and records, through the whole runtime over a disk in memory:
+ * whatever fails, a reader gets exact bytes or a miss, a miss heals, and nothing hangs.
  */
 #include <stdio.h>
 
@@ -51,7 +51,9 @@ static void overwrite(struct world *w, const char *name, uint64_t size)
         assert_true(io_faulty_poke(w->image, w->path, name, at, noise, sizeof noise));
 }
 
-/* Begins a step; a lost sequence is cut to what is left. Either way all that is there is checked. Returns what is left. */
+/*
+ * Begins a step; a lost sequence is cut to what is left. Either way all that is there is checked. Returns what is left.
+ */
 static uint64_t check_what_is_left(struct world *w, const struct text *text, kvt_seq seq)
 {
     kvt_step step;
@@ -72,7 +74,9 @@ static uint64_t check_what_is_left(struct world *w, const struct text *text, kvt
     return left;
 }
 
-/* A request that only looks: what it was told it could have, it has, or it was told what is gone. Returns what it got. */
+/*
+ * A request that only looks: what it was told it could have, it has, or it was told what is gone. Returns what it got.
+ */
 static uint64_t look(struct world *w, const struct text *text)
 {
     kvt_seq seq;
@@ -95,9 +99,11 @@ static void compute_rest(struct world *w, const struct text *text, kvt_seq seq)
     world_settle(w);
 }
 
-/* ---- B10 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B10 --------------------------------------------------------------------------------------------------------- */
 
-/* Between the index and the disk: the record's file is cut off, overwritten, or forgotten, while its read is under way. */
+/*
+ * Between the index and the disk: the record's file is cut off, overwritten, or forgotten, while its read is under way.
+ */
 static void b10_a_read_that_races_with_eviction_is_a_miss(void **state)
 {
     (void)state;
@@ -135,9 +141,11 @@ static void b10_a_read_that_races_with_eviction_is_a_miss(void **state)
     }
 }
 
-/* ---- B11 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B11 --------------------------------------------------------------------------------------------------------- */
 
-/* A read that was given up still owns its buffer: nobody gets it before the read is back, and what others hold stays. */
+/*
+ * A read that was given up still owns its buffer: nobody gets it before the read is back, and what others hold stays.
+ */
 static void b11_the_buffer_of_an_abandoned_read_is_nobodys_until_it_is_back(void **state)
 {
     (void)state;
@@ -180,7 +188,7 @@ static void b11_the_buffer_of_an_abandoned_read_is_nobodys_until_it_is_back(void
     world_close(&w);
 }
 
-/* ---- B25, B62 ------------------------------------------------------------------------------------------------------- */
+/* ---- B25, B62 ---------------------------------------------------------------------------------------------------- */
 
 static void b25_a_failed_fetch_turns_the_hit_into_a_miss_and_a_store_makes_it_a_hit_again(void **state)
 {
@@ -198,12 +206,12 @@ static void b25_a_failed_fetch_turns_the_hit_into_a_miss_and_a_store_makes_it_a_
         assert_int_equal(world_create(&w, &text, TWO, false, &seq), TWO); /* found */
         const uint64_t reads_before = io_faulty_counters(w.image).reads;
         const uint64_t failures_before = world_stats(&w).failures;
-        assert_int_equal(check_what_is_left(&w, &text, seq), 0);          /* not there */
+        assert_int_equal(check_what_is_left(&w, &text, seq), 0); /* not there */
         assert_true(world_stats(&w).failures <= failures_before + 4);
         assert_true(io_faulty_counters(w.image).reads <= reads_before + 4); /* at most one retry a block */
         world_finish(&w, seq, true);
         const uint64_t reads_after = io_faulty_counters(w.image).reads;
-        assert_int_equal(world_create(&w, &text, TWO, false, &seq), 0);   /* and not found again */
+        assert_int_equal(world_create(&w, &text, TWO, false, &seq), 0); /* and not found again */
         assert_int_equal(io_faulty_counters(w.image).reads, reads_after);
         io_faulty_heal(w.image);
         compute_rest(&w, &text, seq);
@@ -213,7 +221,7 @@ static void b25_a_failed_fetch_turns_the_hit_into_a_miss_and_a_store_makes_it_a_
     }
 }
 
-/* ---- B37 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B37 --------------------------------------------------------------------------------------------------------- */
 
 static void b37_one_transfer_serves_all_who_wait_for_it(void **state)
 {
@@ -231,15 +239,18 @@ static void b37_one_transfer_serves_all_who_wait_for_it(void **state)
     world_settle(&w);
     world_flush(&w, 2, false);
     const uint64_t fetches_before = world_stats(&w).fetches;
-    kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_FETCH, 4, KVT_GPU_FAULT_STUCK_START); /* three land, the fourth does not */
-    for (uint32_t i = 0; i < REQUESTS; i++) assert_int_equal(world_create(&w, &text, text.count, false, &seqs[i]), text.count);
+    /* three land, the fourth does not */
+    kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_FETCH, 4, KVT_GPU_FAULT_STUCK_START);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        assert_int_equal(world_create(&w, &text, text.count, false, &seqs[i]), text.count);
     assert_int_equal(world_create(&w, &text, 3 * BLOCK_TOKENS, false, &brief), 3 * BLOCK_TOKENS);
     world_pump(&w, 20);
     assert_int_equal(world_begin_once(&w, brief, 1, &step, &lost_from), KVT_READY); /* its part is there */
     world_check(&w, &text, brief, 3 * BLOCK_TOKENS, 1);
     world_end(&w, step);
     world_crank(&w, 1);
-    for (uint32_t i = 0; i < REQUESTS; i++) assert_int_equal(world_begin_once(&w, seqs[i], 0, &step, &lost_from), KVT_NOT_READY);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        assert_int_equal(world_begin_once(&w, seqs[i], 0, &step, &lost_from), KVT_NOT_READY);
     assert_true(kvt_gpu_emulated_release(w.gpu, KVT_DEVICE_STREAM_FETCH));
     world_settle(&w);
     for (uint32_t i = 0; i < REQUESTS; i++) {
@@ -264,7 +275,7 @@ static void b37_one_transfer_serves_all_who_wait_for_it(void **state)
     world_close(&w);
 }
 
-/* ---- B42, B66 ------------------------------------------------------------------------------------------------------- */
+/* ---- B42, B66 ---------------------------------------------------------------------------------------------------- */
 
 /* Prompt and decode alike: every full block is stored when the sequence ends, and found. */
 static void b42_every_full_block_is_stored_and_found(void **state)
@@ -339,7 +350,7 @@ static void b66_what_leaves_a_tier_arrives_in_the_next_and_the_counters_explain_
     world_close(&w);
 }
 
-/* ---- B44 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B44 --------------------------------------------------------------------------------------------------------- */
 
 /* Other texts push at the text's copies, however long its write takes. */
 static void press(struct world *w, uint64_t seed)
@@ -414,10 +425,12 @@ static void store_interleaved(enum io_faulty_fault fault, const char *order)
 static void b44_a_failed_store_is_never_visible_in_any_interleaving(void **state)
 {
     (void)state;
-    static const char *const orders[] = { "wlde", "wled", "wdle", "wdel", "weld", "wedl", "lwde", "lwed", "ldwe", "ldew", "lewd",
-        "ledw", "dwle", "dwel", "dlwe", "dlew", "dewl", "delw", "ewld", "ewdl", "elwd", "eldw", "edwl", "edlw", "wle", "wel", "lew",
-        "elw", "ewl", "lwe" };
-    const enum io_faulty_fault faults[] = { IO_FAULTY_NONE, IO_FAULTY_EIO, IO_FAULTY_ENOSPC, IO_FAULTY_TORN, IO_FAULTY_MISDIRECT };
+    static const char *const orders[] = { "wlde", "wled", "wdle", "wdel", "weld", "wedl", "lwde", "lwed",
+                                          "ldwe", "ldew", "lewd", "ledw", "dwle", "dwel", "dlwe", "dlew",
+                                          "dewl", "delw", "ewld", "ewdl", "elwd", "eldw", "edwl", "edlw",
+                                          "wle",  "wel",  "lew",  "elw",  "ewl",  "lwe" };
+    const enum io_faulty_fault faults[] = { IO_FAULTY_NONE, IO_FAULTY_EIO, IO_FAULTY_ENOSPC, IO_FAULTY_TORN,
+                                            IO_FAULTY_MISDIRECT };
     for (uint32_t f = 0; f < KVT_ARRAY_COUNT(faults); f++)
         for (uint32_t o = 0; o < KVT_ARRAY_COUNT(orders); o++) store_interleaved(faults[f], orders[o]);
 }
@@ -464,9 +477,12 @@ static void b44_a_failed_fetch_is_readable_for_none_who_waits(void **state)
     }
 }
 
-/* ---- B48 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B48 --------------------------------------------------------------------------------------------------------- */
 
-/* The n-th record of a prefix is bad: what is before it is used, what is from it on is computed, and all is as in a clean process. */
+/*
+ * The n-th record of a prefix is bad: what is before it is used, what is from it on is computed, and all is as in a
+ * clean process.
+ */
 static void b48_a_failed_restore_leaves_nothing_behind(void **state)
 {
     (void)state;
@@ -539,9 +555,13 @@ static void b48_an_empty_sequence_is_saved_and_restored_harmlessly(void **state)
     world_close(&w);
 }
 
-/* ---- B32, B34, B35, B43: the disk misbehaves all the time ---------------------------------------------------------- */
+/* ---- B32, B34, B35, B43: the disk misbehaves all the time -------------------------------------------------------- */
 
-struct weather { enum io_faulty_kind kind; enum io_faulty_fault fault; uint32_t per_million; };
+struct weather {
+    enum io_faulty_kind kind;
+    enum io_faulty_fault fault;
+    uint32_t per_million;
+};
 
 /* Random use under faults, with every row checked; and when the weather is fine again the cache works. */
 static void mix_under(const struct weather *weather, uint32_t count, uint64_t seed)
@@ -551,8 +571,11 @@ static void mix_under(const struct weather *weather, uint32_t count, uint64_t se
     world_init(&w, 12, 8);
     world_add_disk(&w, 8, 768 * KVT_KIB);
     world_open(&w);
-    for (uint32_t i = 0; i < count; i++) io_faulty_rate(w.image, weather[i].kind, weather[i].fault, weather[i].per_million);
-    world_mix(&w, &(struct mix){ .seed = seed, .steps = 4000, .live_max = 8, .tokens_max = 7 * BLOCK_TOKENS, .verify_every = 40 });
+    for (uint32_t i = 0; i < count; i++)
+        io_faulty_rate(w.image, weather[i].kind, weather[i].fault, weather[i].per_million);
+    world_mix(&w,
+              &(struct mix){
+                  .seed = seed, .steps = 4000, .live_max = 8, .tokens_max = 7 * BLOCK_TOKENS, .verify_every = 40 });
     for (uint32_t i = 0; i < count; i++) assert_true(io_faulty_counters(w.image).faults[weather[i].fault] > 0);
     io_faulty_heal(w.image);
     world_advance(&w, 10 * SECOND); /* a pause after a full disk ends */
@@ -566,14 +589,16 @@ static void mix_under(const struct weather *weather, uint32_t count, uint64_t se
 static void b32_short_writes_and_a_full_disk_are_never_taken_for_done(void **state)
 {
     (void)state;
-    const struct weather weather[] = { { IO_FAULTY_WRITE, IO_FAULTY_SHORT, 200000 }, { IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 50000 } };
+    const struct weather weather[] = { { IO_FAULTY_WRITE, IO_FAULTY_SHORT, 200000 },
+                                       { IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 50000 } };
     mix_under(weather, KVT_ARRAY_COUNT(weather), 32);
 }
 
 static void b43_short_reads_and_late_completions_expose_no_stale_bytes(void **state)
 {
     (void)state;
-    const struct weather weather[] = { { IO_FAULTY_READ, IO_FAULTY_SHORT, 300000 }, { IO_FAULTY_ANY, IO_FAULTY_DELAY, 300000 },
+    const struct weather weather[] = { { IO_FAULTY_READ, IO_FAULTY_SHORT, 300000 },
+                                       { IO_FAULTY_ANY, IO_FAULTY_DELAY, 300000 },
                                        { IO_FAULTY_READ, IO_FAULTY_EIO, 50000 } };
     mix_under(weather, KVT_ARRAY_COUNT(weather), 43);
 }
@@ -581,7 +606,8 @@ static void b43_short_reads_and_late_completions_expose_no_stale_bytes(void **st
 static void b47_flips_tears_and_misdirected_writes_are_never_served(void **state)
 {
     (void)state;
-    const struct weather weather[] = { { IO_FAULTY_READ, IO_FAULTY_FLIP, 100000 }, { IO_FAULTY_WRITE, IO_FAULTY_TORN, 100000 },
+    const struct weather weather[] = { { IO_FAULTY_READ, IO_FAULTY_FLIP, 100000 },
+                                       { IO_FAULTY_WRITE, IO_FAULTY_TORN, 100000 },
                                        { IO_FAULTY_WRITE, IO_FAULTY_MISDIRECT, 100000 } };
     mix_under(weather, KVT_ARRAY_COUNT(weather), 47);
 }

@@ -1,12 +1,12 @@
 /*
- * Field failures B16 to B28 that are about holds, budgets, accounts and waits, through the whole runtime: what is taken comes
- * back, what is counted is there, what waits ends.
+ * Field failures B16 to B28 that are about holds, budgets, accounts and waits, through the whole runtime: what is taken
+ * comes back, what is counted is there, what waits ends.
  */
 #include "tests/runtime/world.h"
 
 enum { TWO = 2 * BLOCK_TOKENS, FOUR = 4 * BLOCK_TOKENS };
 
-/* ---- B16 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B16 --------------------------------------------------------------------------------------------------------- */
 
 struct spread {
     struct text in_device, in_host, in_nvme, live, moving;
@@ -106,7 +106,7 @@ static void b16_reset_reaches_every_tier_and_what_is_in_flight(void **state)
     }
 }
 
-/* ---- B17 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B17 --------------------------------------------------------------------------------------------------------- */
 
 static void b17_a_hold_ends_with_its_sequence_though_nothing_was_loaded(void **state)
 {
@@ -132,7 +132,7 @@ static void b17_a_hold_ends_with_its_sequence_though_nothing_was_loaded(void **s
     world_close(&w);
 }
 
-/* ---- B21 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B21 --------------------------------------------------------------------------------------------------------- */
 
 /* The n-th stash fails; whichever it is, no live block is taken for backed, and none is lost. */
 static void b21_a_failed_stash_is_seen_and_the_block_is_not_taken_for_backed(void **state)
@@ -146,7 +146,8 @@ static void b21_a_failed_stash_is_seen_and_the_block_is_not_taken_for_backed(voi
         world_open(&w);
         text_make(&text, 1, 3 * BLOCK_TOKENS);
         text_make(&other, 2, 6 * BLOCK_TOKENS);
-        kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_STASH, n, n % 2 ? KVT_GPU_FAULT_FAIL : KVT_GPU_FAULT_FAIL_LATE);
+        kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_STASH, n,
+                                  n % 2 ? KVT_GPU_FAULT_FAIL : KVT_GPU_FAULT_FAIL_LATE);
         (void)world_create(&w, &text, text.count, false, &seq);
         world_step(&w, &text, seq, text.count, true);
         world_idle(&w, seq);
@@ -204,7 +205,7 @@ static void b21_tiers_may_hold_prefixes_of_any_length(void **state)
     }
 }
 
-/* ---- B22 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B22 --------------------------------------------------------------------------------------------------------- */
 
 static void b22_more_fetches_than_staging_slots_all_come_through(void **state)
 {
@@ -223,7 +224,8 @@ static void b22_more_fetches_than_staging_slots_all_come_through(void **state)
             world_settle(&w);
         }
         world_flush(&w, 100, true);
-        for (uint64_t i = 0; i < REQUESTS; i++) assert_int_equal(world_create(&w, &texts[i], TWO, false, &seqs[i]), TWO);
+        for (uint64_t i = 0; i < REQUESTS; i++)
+            assert_int_equal(world_create(&w, &texts[i], TWO, false, &seqs[i]), TWO);
         io_faulty_at(w.image, IO_FAULTY_READ, 3, IO_FAULTY_DELAY);
         uint32_t served = 0;
         for (uint32_t round = 0; round < ROUNDS_MAX && served < REQUESTS; round++) {
@@ -284,7 +286,7 @@ static void b22_room_is_not_promised_twice_when_a_prefetch_is_revoked(void **sta
     world_close(&w);
 }
 
-/* ---- B24 ---------------------------------------------------------------------------------------------------------- */
+/* ---- B24 --------------------------------------------------------------------------------------------------------- */
 
 /* A stash that never ends keeps nobody from its block; a fetch that never ends is a miss after its deadline. */
 static void b24_what_never_completes_is_a_miss_after_its_deadline(void **state)
@@ -313,7 +315,8 @@ static void b24_what_never_completes_is_a_miss_after_its_deadline(void **state)
     world_flush(&w, 3, false);
     world_gate(&w, KVT_DEVICE_STREAM_FETCH, true);
     assert_int_equal(world_create(&w, &text, TWO, false, &a), TWO);
-    assert_int_equal(world_begin_once(&w, a, 0, &step, &lost_from), KVT_NOT_READY); /* not at the moment of its submit either */
+    /* not at the moment of its submit either */
+    assert_int_equal(world_begin_once(&w, a, 0, &step, &lost_from), KVT_NOT_READY);
     assert_int_equal(world_create(&w, &text, TWO, false, &b), TWO);
     uint32_t deadlines = 0;
     enum kvt_ready ready;
@@ -377,7 +380,7 @@ static void b24_an_operation_without_blocks_ends(void **state)
     world_close(&w);
 }
 
-/* ---- B27, B28 ------------------------------------------------------------------------------------------------------- */
+/* ---- B27, B28 ---------------------------------------------------------------------------------------------------- */
 
 static void check_accounts(struct world *world)
 {
@@ -413,8 +416,14 @@ static void b27_free_and_used_make_the_total_in_every_tier_after_every_step(void
     world_add_disk(&w, 10, 2 * KVT_MIB);
     w.config.device_policy = "arc";
     world_open(&w);
-    world_mix(&w, &(struct mix){ .seed = 27, .steps = 30000, .live_max = 8, .tokens_max = 6 * BLOCK_TOKENS, .verify_every = 50,
-                                 .is_gating = true, .after = check_accounts });
+    world_mix(&w,
+              &(struct mix){ .seed = 27,
+                             .steps = 30000,
+                             .live_max = 8,
+                             .tokens_max = 6 * BLOCK_TOKENS,
+                             .verify_every = 50,
+                             .is_gating = true,
+                             .after = check_accounts });
     world_close(&w);
 }
 
@@ -445,8 +454,13 @@ static void b28_a_limit_is_a_limit_at_every_moment(void **state)
         assert_int_equal(world_read(&w, &text), FOUR);
         const uint64_t mapped = kvt_table_bytes();
         assert_true(mapped > mapped_before);
-        world_mix(&w, &(struct mix){ .seed = 28 + round, .steps = 6000, .live_max = 8, .tokens_max = 9 * BLOCK_TOKENS,
-                                     .verify_every = 100, .after = check_accounts });
+        world_mix(&w,
+                  &(struct mix){ .seed = 28 + round,
+                                 .steps = 6000,
+                                 .live_max = 8,
+                                 .tokens_max = 9 * BLOCK_TOKENS,
+                                 .verify_every = 100,
+                                 .after = check_accounts });
         assert_int_equal(kvt_table_bytes(), mapped); /* all tables were taken at open */
         assert_true(world_stats(&w).tiers[KVT_TIER_NVME].evictions > 0);
         assert_true(world_stats(&w).tiers[KVT_TIER_HOST].evictions > 0);

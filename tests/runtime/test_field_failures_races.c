@@ -1,4 +1,7 @@
-/* Field failures B03 to B19 that are races of copies with evictions, releases and each other, through the whole runtime. */
+/*
+ * Field failures B03 to B19 that are races of copies with evictions, releases and each other, through the whole
+ * runtime.
+ */
 #include "runtime/residency.h"
 #include "tests/runtime/world.h"
 
@@ -151,7 +154,8 @@ static void source_reclaimed(bool is_overdue, bool has_full_disk)
     world_init(&w, 6, 4);
     if (has_full_disk) world_add_disk(&w, 4, 4 * KVT_MIB);
     world_open(&w);
-    if (has_full_disk) io_faulty_rate(w.image, IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 1000000); /* nothing goes on from host memory */
+    /* nothing goes on from host memory */
+    if (has_full_disk) io_faulty_rate(w.image, IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 1000000);
     text_make(&text, 1, TWO);
     (void)world_serve(&w, &text);
     world_settle(&w);
@@ -164,7 +168,7 @@ static void source_reclaimed(bool is_overdue, bool has_full_disk)
     assert_int_equal(world_create(&w, &text, TWO, false, &seq), TWO);
     world_pump(&w, 10);
     assert_int_equal(world_core(&w)->transfers.in_flight, 2);
-    world_finish(&w, seq, true); /* nobody refers to the source but the fetch */
+    world_finish(&w, seq, true);       /* nobody refers to the source but the fetch */
     for (uint64_t i = 0; i < 6; i++) { /* host slots for all that is not in use */
         text_make(&other, 30 + i, FOUR);
         (void)world_create(&w, &other, FOUR, false, &seq);
@@ -251,14 +255,21 @@ static void b08_block_tables_name_the_right_slots_under_a_random_mix(void **stat
         w.config.is_codec_off = seed % 3 != 0;
         if (!w.config.is_codec_off) w.config.host_bytes += 2 * KVT_MIB; /* the codec's scratch */
         world_open(&w);
-        world_mix(&w, &(struct mix){ .seed = seed, .steps = 2500, .live_max = 6, .tokens_max = 7 * BLOCK_TOKENS,
-                                     .verify_every = 10, .is_gating = true });
+        world_mix(&w,
+                  &(struct mix){ .seed = seed,
+                                 .steps = 2500,
+                                 .live_max = 6,
+                                 .tokens_max = 7 * BLOCK_TOKENS,
+                                 .verify_every = 10,
+                                 .is_gating = true });
         assert_true(w.rows_checked > 1000);
         world_close(&w);
     }
 }
 
-/* Blocks, slots and budgets of requests that are gone come back, and a completion that comes too late changes nothing. */
+/*
+ * Blocks, slots and budgets of requests that are gone come back, and a completion that comes too late changes nothing.
+ */
 static void b19_blocks_and_budgets_come_back_after_the_deadline(void **state)
 {
     (void)state;

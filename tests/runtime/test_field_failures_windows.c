@@ -33,7 +33,9 @@ static void ask_for_each_length(struct world *w, const struct text *text, uint64
     for (uint64_t n = 0; n <= ALL; n++) {
         kvt_seq seq;
         const uint64_t reused = world_create(w, text, n, false, &seq);
-        if (reused != longest(n, missing)) fail_msg("%llu of %llu tokens without block %llu", (unsigned long long)reused, (unsigned long long)n, (unsigned long long)missing);
+        if (reused != longest(n, missing))
+            fail_msg("%llu of %llu tokens without block %llu", (unsigned long long)reused, (unsigned long long)n,
+                     (unsigned long long)missing);
         world_step(w, text, seq, 0, true);
         world_finish(w, seq, true);
     }
@@ -67,7 +69,8 @@ static void b61_a_prefix_is_reused_only_with_its_whole_window(void **state)
         world_open(&w);
         text_make(&text, 1, ALL);
         (void)world_create(&w, &text, ALL, false, &seq);
-        for (uint64_t done = 0; done < ALL; done += 20) world_step(&w, &text, seq, 20, true); /* lets go of blocks behind its window */
+        /* lets go of blocks behind its window */
+        for (uint64_t done = 0; done < ALL; done += 20) world_step(&w, &text, seq, 20, true);
         world_finish(&w, seq, true);
         if (missing < BLOCKS) forget_window_block(&w, &text, missing);
         ask_for_each_length(&w, &text, missing);
@@ -75,7 +78,9 @@ static void b61_a_prefix_is_reused_only_with_its_whole_window(void **state)
     }
 }
 
-/* A running sequence holds its window and no more, and a cut further back than that names what must be computed again. */
+/*
+ * A running sequence holds its window and no more, and a cut further back than that names what must be computed again.
+ */
 static void b61_a_cut_behind_the_window_names_the_tokens_to_compute(void **state)
 {
     (void)state;
@@ -108,7 +113,10 @@ static void b61_a_cut_behind_the_window_names_the_tokens_to_compute(void **state
     }
 }
 
-/* A cut may need a block more than before it, when the window then begins in an earlier block: not when others claim the rest of the device. */
+/*
+ * A cut may need a block more than before it, when the window then begins in an earlier block: not when others claim
+ * the rest of the device.
+ */
 static void a_cut_claims_no_more_than_the_device_has(void **state)
 {
     (void)state;
@@ -149,8 +157,13 @@ static void b61_windows_stay_whole_under_pressure(void **state)
         if (seed % 2 == 0) world_add_disk(&w, 12, 640 * KVT_KIB);
         world_open(&w);
         if (seed % 2 == 0) io_faulty_rate(w.image, IO_FAULTY_READ, IO_FAULTY_EIO, 30000);
-        world_mix(&w, &(struct mix){ .seed = 61 + seed, .steps = 4000, .live_max = 5, .tokens_max = 6 * BLOCK_TOKENS,
-                                     .verify_every = 20, .is_gating = seed > 3 });
+        world_mix(&w,
+                  &(struct mix){ .seed = 61 + seed,
+                                 .steps = 4000,
+                                 .live_max = 5,
+                                 .tokens_max = 6 * BLOCK_TOKENS,
+                                 .verify_every = 20,
+                                 .is_gating = seed > 3 });
         world_close(&w);
     }
 }

@@ -1,6 +1,6 @@
 /*
- * Open and close: what is refused and how it is said, what a failed open leaves behind, what a child may do after fork(), who may
- * own a directory, and what the next process finds in it.
+ * Open and close: what is refused and how it is said, what a failed open leaves behind, what a child may do after
+ * fork(), who may own a directory, and what the next process finds in it.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -14,9 +14,12 @@
 
 enum { TWO = 2 * BLOCK_TOKENS };
 
-/* ---- What a process has ------------------------------------------------------------------------------------------------ */
+/* ---- What a process has ------------------------------------------------------------------------------------------ */
 
-struct belongings { uint32_t descriptors, threads; uint64_t table_bytes; };
+struct belongings {
+    uint32_t descriptors, threads;
+    uint64_t table_bytes;
+};
 
 static uint32_t count_entries(const char *path)
 {
@@ -33,7 +36,10 @@ static struct belongings belongings(void)
     return (struct belongings){ count_entries("/proc/self/fd"), count_entries("/proc/self/task"), kvt_table_bytes() };
 }
 
-/* A joined thread leaves /proc a moment later: one may still be among those before, and some of those now may be about to go. */
+/*
+ * A joined thread leaves /proc a moment later: one may still be among those before, and some of those now may be about
+ * to go.
+ */
 static void assert_same(struct belongings before)
 {
     struct belongings now = belongings();
@@ -57,7 +63,7 @@ static void make_real(struct world *w)
     w->config.is_codec_off = false;
 }
 
-/* ---- Refusals -------------------------------------------------------------------------------------------------------------- */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 struct refusal {
     const char *field, *value; /* must stand in the error line */
@@ -74,7 +80,7 @@ REFUSAL(block_tokens_many, config->shape.block_tokens = 65536)
 REFUSAL(group_count_0, config->shape.group_count = 0)
 REFUSAL(group_count_5, config->shape.group_count = 5)
 REFUSAL(kind, config->shape.groups[0].kind = (enum kvt_group_kind)9)
-REFUSAL(kind_negative, config->shape.groups[0].kind = (enum kvt_group_kind)-1)
+REFUSAL(kind_negative, config->shape.groups[0].kind = (enum kvt_group_kind) - 1)
 REFUSAL(dtype, config->shape.groups[0].dtype = (enum kvt_dtype)9)
 REFUSAL(layers, config->shape.groups[0].layers = 0)
 REFUSAL(planes, config->shape.groups[0].planes = 3)
@@ -82,7 +88,9 @@ REFUSAL(kv_heads, config->shape.groups[0].kv_heads = 0)
 REFUSAL(head_dim, config->shape.groups[0].head_dim = 0)
 REFUSAL(window, config->shape.groups[0].kind = KVT_GROUP_WINDOW)
 REFUSAL(state, config->shape.groups[0].kind = KVT_GROUP_STATE)
-REFUSAL(overflow, config->shape.groups[0].layers = config->shape.groups[0].kv_heads = config->shape.groups[0].head_dim = UINT32_MAX)
+REFUSAL(
+    overflow,
+    config->shape.groups[0].layers = config->shape.groups[0].kv_heads = config->shape.groups[0].head_dim = UINT32_MAX)
 REFUSAL(huge_block, config->shape.groups[0].head_dim = 1u << 31)
 REFUSAL(rank, config->rank = 3; config->world = 3)
 REFUSAL(secret, config->secret_bytes = 16)
@@ -172,9 +180,11 @@ static void b53_an_impossible_value_is_refused_with_its_field_and_rule(void **st
         char error[256] = "";
         refusals[i].spoil(&config);
         const enum kvt_status status = kvt_open(&config, &runtime, error, sizeof error);
-        const bool is_said = strstr(error, refusals[i].field) && strstr(error, refusals[i].value) && strstr(error, ": ");
+        const bool is_said = strstr(error, refusals[i].field) && strstr(error, refusals[i].value)
+            && strstr(error, ": ");
         if (status != KVT_INVAL || !is_said || strchr(error, '\n'))
-            fail_msg("refusal %u (%s, %s): %s, '%s'", i, refusals[i].field, refusals[i].value, kvt_status_text(status), error);
+            fail_msg("refusal %u (%s, %s): %s, '%s'", i, refusals[i].field, refusals[i].value, kvt_status_text(status),
+                     error);
         assert_ptr_equal(runtime, &w);
         assert_int_equal(kvt_open(&config, &runtime, NULL, 0), KVT_INVAL);
         char brief[8];
@@ -210,7 +220,7 @@ static void b53_extreme_but_possible_values_open(void **state)
     }
 }
 
-/* ---- Failing allocation ----------------------------------------------------------------------------------------------------- */
+/* ---- Failing allocation ------------------------------------------------------------------------------------------ */
 
 /* Each allocation of an open fails once. Returns how many there were. */
 static uint64_t fail_each_allocation(struct world *w)
@@ -254,7 +264,7 @@ static void each_allocation_that_fails_at_open_leaves_nothing_behind(void **stat
     world_close(&w);
 }
 
-/* ---- Fork ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
 static void nothing(void *user) { (void)user; }
 
@@ -341,7 +351,7 @@ static void a_child_is_refused_everything_and_the_parent_goes_on(void **state)
     }
 }
 
-/* ---- The directory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- The directory ----------------------------------------------------------------------------------------------- */
 
 static void a_directory_has_one_owner_at_a_time(void **state)
 {
@@ -382,7 +392,8 @@ static void a_restart_finds_what_was_stored_with_its_exact_bytes(void **state)
         for (uint64_t i = 0; i < TEXTS; i++) {
             text_make(&texts[i], i, (i + 1) * BLOCK_TOKENS + 3);
             const uint64_t reused = world_serve(&w, &texts[i]);
-            assert_int_equal(reused, round == 0 ? 0 : (i + 1) * BLOCK_TOKENS); /* whole blocks; tails die with their process */
+            /* whole blocks; tails die with their process */
+            assert_int_equal(reused, round == 0 ? 0 : (i + 1) * BLOCK_TOKENS);
             world_settle(&w);
         }
         world_flush(&w, 100, true);
@@ -391,7 +402,7 @@ static void a_restart_finds_what_was_stored_with_its_exact_bytes(void **state)
     world_close(&w);
 }
 
-/* ---- Names ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
 
 #define CHANGE(name, statement) REFUSAL(name, statement)
 
@@ -410,9 +421,11 @@ CHANGE(more_groups, config->shape.group_count = 2; config->shape.groups[1] = con
 static void b15_what_changes_the_bytes_changes_the_name(void **state)
 {
     (void)state;
-    static void (*const changes[])(struct kvt_config *config) = { spoil_other_model, spoil_no_model, spoil_other_dtype,
-        spoil_other_block_tokens, spoil_other_rank, spoil_other_world, spoil_other_layout, spoil_other_layers, spoil_other_secret,
-        spoil_other_kind, spoil_more_groups };
+    static void (*const changes[])(struct kvt_config
+                                   * config) = { spoil_other_model,        spoil_no_model,     spoil_other_dtype,
+                                                 spoil_other_block_tokens, spoil_other_rank,   spoil_other_world,
+                                                 spoil_other_layout,       spoil_other_layers, spoil_other_secret,
+                                                 spoil_other_kind,         spoil_more_groups };
     struct world w;
     struct text text;
     kvt_seq seq;
@@ -453,8 +466,11 @@ static void b50_another_salt_finds_nothing(void **state)
     text_make(&text, 1, TWO);
     for (uint32_t round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < KVT_ARRAY_COUNT(salts); i++) {
-            const struct kvt_seq_params params = { .tokens = text.tokens, .token_count = TWO + 1, .reuse_max = UINT64_MAX,
-                                                   .salt = salts[i], .salt_bytes = salts[i] ? strlen(salts[i]) : 0 };
+            const struct kvt_seq_params params = { .tokens = text.tokens,
+                                                   .token_count = TWO + 1,
+                                                   .reuse_max = UINT64_MAX,
+                                                   .salt = salts[i],
+                                                   .salt_bytes = salts[i] ? strlen(salts[i]) : 0 };
             assert_int_equal(kvt_seq_create(w.runtime, &params, &seq, &reused), KVT_OK);
             assert_int_equal(reused, round == 0 ? 0 : TWO);
             world_step(&w, &text, seq, TWO - reused, true);

@@ -1,6 +1,6 @@
 /*
- * The four orders of design invariant 6, through the whole runtime. Each test holds, and falls when the wait that it is about is
- * taken out: the same file is built again with one of them missing (runtime/base/plant.h), and must fail then.
+ * The four orders of design invariant 6, through the whole runtime. Each test holds, and falls when the wait that it is
+ * about is taken out: the same file is built again with one of them missing (runtime/base/plant.h), and must fail then.
  */
 #include "tests/runtime/world.h"
 
@@ -64,7 +64,9 @@ static void a_fetch_waits_for_the_kernel_that_still_reads_the_slot(void **state)
     world_close(&w);
 }
 
-/* Who lets go of a block last need not be who used it last: what was used last is what a fetch into its slot waits for. */
+/*
+ * Who lets go of a block last need not be who used it last: what was used last is what a fetch into its slot waits for.
+ */
 static void an_older_use_that_ends_later_does_not_hide_a_newer_one(void **state)
 {
     (void)state;
@@ -109,7 +111,8 @@ static void a_slot_is_reused_only_when_its_stash_is_done(void **state)
     (void)world_serve(&w, &first);
     (void)world_create(&w, &second, second.count, false, &seq);
     const enum kvt_room room = world_reserve(&w, seq, second.count);
-    if (room == KVT_ROOM_OK) world_step(&w, &second, seq, second.count, true); /* writes over what is still to be read */
+    /* writes over what is still to be read */
+    if (room == KVT_ROOM_OK) world_step(&w, &second, seq, second.count, true);
     world_gate(&w, KVT_DEVICE_STREAM_STASH, false);
     world_settle(&w);
     if (room != KVT_ROOM_OK) world_step(&w, &second, seq, second.count, true);
@@ -142,7 +145,8 @@ static void a_block_is_not_stashed_before_what_fills_it_has_landed(void **state)
     world_pump(&w, 5);
     world_idle(&w, child);
     (void)world_create(&w, &other, other.count, false, &third);
-    const enum kvt_room room = world_reserve(&w, third, other.count); /* takes what is idle: the child's copy, were it there */
+    /* takes what is idle: the child's copy, were it there */
+    const enum kvt_room room = world_reserve(&w, third, other.count);
     world_gate(&w, KVT_DEVICE_STREAM_FETCH, false);
     world_step(&w, &other, third, other.count, true);
     world_finish(&w, third, false);

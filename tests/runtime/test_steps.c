@@ -3,7 +3,7 @@
 
 enum { TOKENS = 2 * BLOCK_TOKENS + 5, STATE_BYTES = 64 };
 
-/* ---- Room in a step ------------------------------------------------------------------------------------------------ */
+/* ---- Room in a step ---------------------------------------------------------------------------------------------- */
 
 /* A sequence of some tokens whose unfinished last block went down to host memory and came back. */
 static kvt_seq back_from_host(struct world *w, const struct text *text)
@@ -78,9 +78,14 @@ static void a_shared_block_is_not_replaced_under_a_step(void **state)
     world_close(&w);
 }
 
-/* ---- A snapshot, and the step goes on -------------------------------------------------------------------------------- */
+/* ---- A snapshot, and the step goes on ---------------------------------------------------------------------------- */
 
-struct state_kernel { uint8_t *slot; uint8_t value; bool is_write; uint64_t wrong; };
+struct state_kernel {
+    uint8_t *slot;
+    uint8_t value;
+    bool is_write;
+    uint64_t wrong;
+};
 
 static void run_state_kernel(void *user)
 {
@@ -97,7 +102,8 @@ static void launch_state(struct world *w, kvt_seq seq, struct state_kernel *kern
     assert_int_equal(kvt_seq_table(w->runtime, seq, 0, &slot, 1, &first, &count), KVT_OK);
     assert_int_equal(count, 1);
     kernel->slot = kvt_device_slot(w->runtime, 0, slot);
-    assert_int_equal(kvt_emulated_launch(w->runtime, kvt_emulated_stream(w->runtime, 0), run_state_kernel, kernel), KVT_OK);
+    assert_int_equal(kvt_emulated_launch(w->runtime, kvt_emulated_stream(w->runtime, 0), run_state_kernel, kernel),
+                     KVT_OK);
 }
 
 static void a_snapshot_is_the_state_at_its_place_though_the_step_goes_on(void **state)
@@ -109,11 +115,13 @@ static void a_snapshot_is_the_state_at_its_place_though_the_step_goes_on(void **
     kvt_step step;
     uint64_t lost_from;
     world_init(&w, 8, 0);
-    w.config.shape.groups[0] = (struct kvt_group_shape){ .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1,
-                                                         .state_bytes = STATE_BYTES };
+    w.config.shape.groups[0] = (struct kvt_group_shape){
+        .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1, .state_bytes = STATE_BYTES
+    };
     world_open(&w);
     text_make(&text, 1, 2 * BLOCK_TOKENS);
-    struct state_kernel first = { .value = 1, .is_write = true }, second = { .value = 2, .is_write = true }, check = { .value = 1 };
+    struct state_kernel first = { .value = 1, .is_write = true }, second = { .value = 2, .is_write = true },
+                        check = { .value = 1 };
     const kvt_stream stream = kvt_emulated_stream(w.runtime, 0);
 
     (void)world_create(&w, &text, 2 * BLOCK_TOKENS, false, &seq);

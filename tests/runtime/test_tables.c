@@ -1,6 +1,6 @@
 /*
- * The codec's base tables between runs: blocks that were packed with them are read after a restart; whatever happens to them,
- * a reader gets exact bytes or a miss, and a miss heals; and no block is on the disk before its table.
+ * The codec's base tables between runs: blocks that were packed with them are read after a restart; whatever happens to
+ * them, a reader gets exact bytes or a miss, and a miss heals; and no block is on the disk before its table.
  */
 #include <fcntl.h>
 #include <glob.h>
@@ -242,7 +242,8 @@ static size_t make_tables(const struct world *w, uint16_t value, uint8_t *ret_by
         for (uint32_t p = 0; p < 4; p++) rows[p][i] = (uint16_t)(value + i % 64);
     const struct kvt_chunk_view views[2] = { { { (uint8_t *)rows[0], (uint8_t *)rows[1] } },
                                              { { (uint8_t *)rows[2], (uint8_t *)rows[3] } } };
-    while (kvt_codec_tables_count(codec) == 0) (void)kvt_codec_pack(codec, 0, views, BLOCK_TOKENS, packed, sizeof packed, scratch);
+    while (kvt_codec_tables_count(codec) == 0)
+        (void)kvt_codec_pack(codec, 0, views, BLOCK_TOKENS, packed, sizeof packed, scratch);
     const size_t size = kvt_codec_tables_export(codec, ret_bytes, SIDE_BYTES_MAX);
     assert_true(size <= SIDE_BYTES_MAX);
     kvt_table_unmap(scratch, kvt_codec_scratch_bytes(codec));
@@ -310,10 +311,13 @@ static void tables_that_could_not_be_saved_are_saved_later(void **state)
     world_close(&w);
 }
 
-/* ---- Power ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Power ------------------------------------------------------------------------------------------------------- */
 
 /* Whether there was a side file when the power went: a save that comes later did not happen. */
-static struct { struct world *world; bool is_noted, was_there; } at_cut;
+static struct {
+    struct world *world;
+    bool is_noted, was_there;
+} at_cut;
 
 static uint64_t now_and_note(void *user)
 {
@@ -377,7 +381,7 @@ static void b14_after_a_power_cut_every_record_has_its_table(void **state)
     assert_true(before > 0 && after > 0);
 }
 
-/* ---- Several in one directory, and none ----------------------------------------------------------------------------------- */
+/* ---- Several in one directory, and none -------------------------------------------------------------------------- */
 
 static void two_shapes_in_one_directory_keep_their_own_tables(void **state)
 {
@@ -387,7 +391,8 @@ static void two_shapes_in_one_directory_keep_their_own_tables(void **state)
     char path[128];
     const struct kvt_group_shape shapes[2] = {
         { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 32 },
-        { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 2, .head_dim = 32 } };
+        { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 2, .head_dim = 32 }
+    };
     init(&w);
     for (uint32_t i = 0; i < 2; i++) {
         text_make(&texts[i], 5 + i, FOUR);

@@ -24,8 +24,11 @@ void world_init(struct world *world, uint32_t device_slots, uint32_t host_slots)
     world->config = kvt_config_default();
     world->config.env = &world->env;
     world->config.device = KVT_DEVICE_EMULATED;
-    world->config.shape = (struct kvt_model_shape){ .block_tokens = BLOCK_TOKENS, .group_count = 1,
-        .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 32 } } };
+    world->config.shape = (struct kvt_model_shape){
+        .block_tokens = BLOCK_TOKENS,
+        .group_count = 1,
+        .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 32 } }
+    };
     world->config.model = "world";
     world->config.is_codec_off = true;
     world->config.sequences_max = 256;
@@ -81,7 +84,7 @@ void world_close(struct world *world)
     assert_int_equal(system(command), 0);
 }
 
-/* ---- Texts --------------------------------------------------------------------------------------------------------- */
+/* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
 /* One token more than `count`, so that all of `count` can be reused: a runtime leaves one to compute. */
 static void text_extend(struct text *text, uint64_t from, uint64_t seed, uint64_t n)
@@ -108,7 +111,7 @@ void text_branch(struct text *text, const struct text *from, uint64_t shared, ui
 
 void text_change(struct text *text, uint64_t at, uint64_t seed, uint64_t n) { text_extend(text, at, seed, n); }
 
-/* ---- Time and turns -------------------------------------------------------------------------------------------------- */
+/* ---- Time and turns ---------------------------------------------------------------------------------------------- */
 
 struct kvt_core *world_core(struct world *world) { return &world->runtime->core; }
 
@@ -160,13 +163,13 @@ struct kvt_stats world_stats(struct world *world)
     return stats;
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------ */
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 struct kernel {
     struct world *world;
     struct kvt_group_shape group;
     uint16_t *slot;
-    uint32_t position, count;  /* rows of the block */
+    uint32_t position, count; /* rows of the block */
     uint64_t chain[BLOCK_TOKENS];
     bool is_write;
 };
@@ -199,22 +202,26 @@ static void run_kernel(void *user)
     kvt_free(kernel);
 }
 
-static void launch(struct world *world, const struct text *text, uint32_t group, uint32_t slot, uint64_t from, uint64_t count,
-                   bool is_write, uint32_t stream)
+static void launch(struct world *world, const struct text *text, uint32_t group, uint32_t slot, uint64_t from,
+                   uint64_t count, bool is_write, uint32_t stream)
 {
     struct kernel *kernel = kvt_alloc(1, sizeof *kernel);
     assert_non_null(kernel);
-    *kernel = (struct kernel){ .world = world, .group = world->config.shape.groups[group],
-        .slot = kvt_device_slot(world->runtime, group, slot), .position = (uint32_t)(from % BLOCK_TOKENS),
-        .count = (uint32_t)count, .is_write = is_write };
+    *kernel = (struct kernel){ .world = world,
+                               .group = world->config.shape.groups[group],
+                               .slot = kvt_device_slot(world->runtime, group, slot),
+                               .position = (uint32_t)(from % BLOCK_TOKENS),
+                               .count = (uint32_t)count,
+                               .is_write = is_write };
     assert_true(kernel->group.kv_heads * kernel->group.head_dim <= 256);
     memcpy(kernel->chain, text->chain + from, count * sizeof text->chain[0]);
-    assert_int_equal(kvt_emulated_launch(world->runtime, kvt_emulated_stream(world->runtime, stream), run_kernel, kernel), KVT_OK);
+    assert_int_equal(
+        kvt_emulated_launch(world->runtime, kvt_emulated_stream(world->runtime, stream), run_kernel, kernel), KVT_OK);
 }
 
 /* One kernel a block for tokens [from, to) of each group; is_window: only what the next token attends to. */
-static void launch_all(struct world *world, const struct text *text, kvt_seq seq, uint64_t from, uint64_t to, bool is_write,
-                       uint32_t stream)
+static void launch_all(struct world *world, const struct text *text, kvt_seq seq, uint64_t from, uint64_t to,
+                       bool is_write, uint32_t stream)
 {
     for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
         const struct kvt_group_shape *group = &world->config.shape.groups[g];
@@ -234,12 +241,13 @@ static void launch_all(struct world *world, const struct text *text, kvt_seq seq
     }
 }
 
-/* ---- The engine ----------------------------------------------------------------------------------------------------------- */
+/* ---- The engine -------------------------------------------------------------------------------------------------- */
 
 uint64_t world_create(struct world *world, const struct text *text, uint64_t n, bool is_idle, kvt_seq *ret_seq)
 {
-    const struct kvt_seq_params params = { .tokens = text->tokens, .token_count = n + 1, .reuse_max = UINT64_MAX,
-                                           .is_idle = is_idle };
+    const struct kvt_seq_params params = {
+        .tokens = text->tokens, .token_count = n + 1, .reuse_max = UINT64_MAX, .is_idle = is_idle
+    };
     uint64_t reused = 0;
     assert_true(n <= text->count);
     assert_int_equal(kvt_seq_create(world->runtime, &params, ret_seq, &reused), KVT_OK);
@@ -271,16 +279,19 @@ enum kvt_room world_resume(struct world *world, kvt_seq seq)
     return room;
 }
 
-enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step, uint64_t *ret_lost_from)
+enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
+                                uint64_t *ret_lost_from)
 {
     struct kvt_step_entry entry = { .seq = seq };
-    assert_int_equal(kvt_step_begin(world->runtime, &entry, 1, kvt_emulated_stream(world->runtime, stream), ret_step), KVT_OK);
+    assert_int_equal(kvt_step_begin(world->runtime, &entry, 1, kvt_emulated_stream(world->runtime, stream), ret_step),
+                     KVT_OK);
     assert_int_equal(*ret_step != 0, entry.ready == KVT_READY);
     *ret_lost_from = entry.lost_from;
     return entry.ready;
 }
 
-enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step, uint64_t *ret_lost_from)
+enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
+                           uint64_t *ret_lost_from)
 {
     enum kvt_ready ready = world_begin_once(world, seq, stream, ret_step, ret_lost_from);
     for (uint32_t round = 0; round < ROUNDS_MAX && ready == KVT_NOT_READY; round++) {
@@ -295,7 +306,9 @@ void world_end(struct world *world, kvt_step step) { assert_int_equal(kvt_step_e
 void world_write(struct world *world, const struct text *text, kvt_seq seq, uint64_t from, uint64_t n, uint32_t stream)
 {
     launch_all(world, text, seq, from, from + n, true, stream);
-    assert_int_equal(kvt_seq_commit(world->runtime, seq, text->tokens + from, n, 0, kvt_emulated_stream(world->runtime, stream)), KVT_OK);
+    assert_int_equal(
+        kvt_seq_commit(world->runtime, seq, text->tokens + from, n, 0, kvt_emulated_stream(world->runtime, stream)),
+        KVT_OK);
 }
 
 void world_check(struct world *world, const struct text *text, kvt_seq seq, uint64_t n, uint32_t stream)
@@ -377,11 +390,12 @@ void world_verify_idle(struct world *world)
     assert_int_equal(core->transfers.in_flight, 0);
     assert_int_equal(core->transfers.abandoned, 0);
     assert_int_equal(core->transfers.prefetch_bytes, 0);
-    for (uint32_t t = 0; t < KVT_TIERS; t++) assert_int_equal(core->transfers.tier_in_flight[t] + core->transfers.waiting_count[t], 0);
+    for (uint32_t t = 0; t < KVT_TIERS; t++)
+        assert_int_equal(core->transfers.tier_in_flight[t] + core->transfers.waiting_count[t], 0);
     assert_int_equal(core->sequence_count, 0);
 }
 
-/* ---- Random use ----------------------------------------------------------------------------------------------------------- */
+/* ---- Random use -------------------------------------------------------------------------------------------------- */
 
 enum { LIVE_MAX = 16, MIX_TEXTS = 12 };
 
@@ -439,9 +453,12 @@ static void mix_cut(struct mixer *mixer, struct live *live)
     struct world *world = mixer->world;
     const uint64_t to = kvt_rng_below(&mixer->rng, kvt_seq_tokens(world->runtime, live->seq) + 1);
     uint64_t kept;
-    assert_int_equal(kvt_seq_truncate(world->runtime, live->seq, to, live->text.tokens + to / BLOCK_TOKENS * BLOCK_TOKENS, &kept), KVT_OK);
+    assert_int_equal(
+        kvt_seq_truncate(world->runtime, live->seq, to, live->text.tokens + to / BLOCK_TOKENS * BLOCK_TOKENS, &kept),
+        KVT_OK);
     assert_true(kept <= to);
-    if (kvt_rng_below(&mixer->rng, 2) == 0) text_change(&live->text, kept, kvt_rng_below(&mixer->rng, 3), live->text.count);
+    if (kvt_rng_below(&mixer->rng, 2) == 0)
+        text_change(&live->text, kept, kvt_rng_below(&mixer->rng, 3), live->text.count);
 }
 
 static void mix_fork(struct mixer *mixer, const struct live *live)

@@ -2,8 +2,8 @@
  * world: a runtime in one thread that does nothing by itself, and an engine that can tell every byte.
  *
  * The device is emulated; its streams run when a call pumps the runtime (copies, unless a test gates them) or when the
- * test cranks them (kernels). The clock stands still until the test moves it. The disk is in memory (tests/fakes/io_faulty)
- * unless the test wants a real directory.
+ * test cranks them (kernels). The clock stands still until the test moves it. The disk is in memory
+ * (tests/fakes/io_faulty) unless the test wants a real directory.
  *
  * The KV of a token is a function of it and of all tokens before it, as in a model. So a kernel that reads a block can
  * tell whether each row is the row of exactly its tokens; what is wrong is counted in `wrong`.
@@ -67,7 +67,7 @@ void world_reopen(struct world *world);
 /* Closes only the runtime. */
 void world_shut(struct world *world);
 
-/* ---- Texts --------------------------------------------------------------------------------------------------------- */
+/* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
 /* n random tokens. */
 void text_make(struct text *text, uint64_t seed, uint64_t n);
@@ -76,7 +76,7 @@ void text_branch(struct text *text, const struct text *from, uint64_t shared, ui
 /* Replaces the tokens from `at` on. */
 void text_change(struct text *text, uint64_t at, uint64_t seed, uint64_t n);
 
-/* ---- Time and turns -------------------------------------------------------------------------------------------------- */
+/* ---- Time and turns ---------------------------------------------------------------------------------------------- */
 
 struct kvt_core *world_core(struct world *world);
 /* Calls into the runtime: completions are taken, transfers started, ungated copy streams run. */
@@ -92,11 +92,14 @@ void world_crank(struct world *world, uint32_t i);
 void world_settle(struct world *world);
 /* Everything recounted; asserts inside. */
 void world_verify(struct world *world);
-/* No sequence is live and nothing is in flight: nothing may be held, claimed, read, quarantined, or counted as on its way. */
+/*
+ * No sequence is live and nothing is in flight: nothing may be held, claimed, read, quarantined, or counted as on its
+ * way.
+ */
 void world_verify_idle(struct world *world);
 struct kvt_stats world_stats(struct world *world);
 
-/* ---- The engine -------------------------------------------------------------------------------------------------------- */
+/* ---- The engine -------------------------------------------------------------------------------------------------- */
 
 /* Creates a sequence for n tokens of the text (n at most text->count). Returns what was reused. */
 uint64_t world_create(struct world *world, const struct text *text, uint64_t n, bool is_idle, kvt_seq *ret_seq);
@@ -105,37 +108,51 @@ enum kvt_room world_reserve(struct world *world, kvt_seq seq, uint64_t n);
 enum kvt_room world_append(struct world *world, kvt_seq seq, uint64_t n); /* asks once */
 enum kvt_room world_resume(struct world *world, kvt_seq seq);
 /* Begins a step with it once it is ready, or ends after ROUNDS_MAX pumps. */
-enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step, uint64_t *ret_lost_from);
-enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step, uint64_t *ret_lost_from);
+enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
+                           uint64_t *ret_lost_from);
+enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
+                                uint64_t *ret_lost_from);
 void world_end(struct world *world, kvt_step step);
 /* In a step: kernels that write the KV of tokens [from, from + n), and the commit. */
 void world_write(struct world *world, const struct text *text, kvt_seq seq, uint64_t from, uint64_t n, uint32_t stream);
 /* In a step: kernels that compare what attention reads of the first n tokens with what it must be. */
 void world_check(struct world *world, const struct text *text, kvt_seq seq, uint64_t n, uint32_t stream);
-/* A whole step: room (unless it is reserved already), begin, check what is there, write n more, end; run at once when is_cranked. Fails when it is not ready. */
+/*
+ * A whole step: room (unless it is reserved already), begin, check what is there, write n more, end; run at once when
+ * is_cranked. Fails when it is not ready.
+ */
 void world_step(struct world *world, const struct text *text, kvt_seq seq, uint64_t n, bool is_cranked);
 void world_finish(struct world *world, kvt_seq seq, bool is_kept);
 void world_idle(struct world *world, kvt_seq seq);
 
-/* A request from its beginning to its end: reuses what is found, checks it, computes the rest, leaves it cached. Returns what was reused. */
+/*
+ * A request from its beginning to its end: reuses what is found, checks it, computes the rest, leaves it cached.
+ * Returns what was reused.
+ */
 uint64_t world_serve(struct world *world, const struct text *text);
-/* Like it, but computes nothing: returns how many tokens were found, each of them checked. One token is always left to compute. */
+/*
+ * Like it, but computes nothing: returns how many tokens were found, each of them checked. One token is always left to
+ * compute.
+ */
 uint64_t world_read(struct world *world, const struct text *text);
 /* Serves other texts until everything else has left the device (and the host, when is_host_too). */
 void world_flush(struct world *world, uint64_t seed, bool is_host_too);
 
-/* ---- Random use ----------------------------------------------------------------------------------------------------------- */
+/* ---- Random use -------------------------------------------------------------------------------------------------- */
 
 struct mix {
     uint64_t seed;
     uint32_t steps;
-    uint32_t live_max;        /* sequences at once, at most 16 */
-    uint64_t tokens_max;      /* of a text */
-    uint32_t verify_every;    /* steps; 0: never */
-    bool is_gating;           /* copy streams are closed and opened at random */
+    uint32_t live_max;                  /* sequences at once, at most 16 */
+    uint64_t tokens_max;                /* of a text */
+    uint32_t verify_every;              /* steps; 0: never */
+    bool is_gating;                     /* copy streams are closed and opened at random */
     void (*after)(struct world *world); /* after each step; may be NULL */
 };
-/* Random calls on few texts and small tiers; every row that attention would read is checked. Ends with everything finished and idle. */
+/*
+ * Random calls on few texts and small tiers; every row that attention would read is checked. Ends with everything
+ * finished and idle.
+ */
 void world_mix(struct world *world, const struct mix *mix);
 
 #endif

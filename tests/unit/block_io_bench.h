@@ -1,4 +1,7 @@
-/* block_io_bench: one opened block I/O of any kind for a test: directory, buffers, env, and the few calls every test makes. */
+/*
+ * block_io_bench: one opened block I/O of any kind for a test: directory, buffers, env, and the few calls every test
+ * makes.
+ */
 #ifndef KVT_TESTS_UNIT_BLOCK_IO_BENCH_H
 #define KVT_TESTS_UNIT_BLOCK_IO_BENCH_H
 
@@ -36,13 +39,17 @@ struct implementation {
     uint64_t link_bytes_per_s;
 };
 
-static inline bool is_memory(const struct implementation *implementation) { return implementation->ops == &io_faulty_ops; }
+static inline bool is_memory(const struct implementation *implementation)
+{
+    return implementation->ops == &io_faulty_ops;
+}
 
 /* Carries its ops out in a known order, inside poll. */
 static inline bool is_orderly(const struct implementation *implementation)
 {
     if (implementation->link_bytes_per_s > 0) return false; /* the link may have begun with another */
-    return is_memory(implementation) || (implementation->ops == &kvt_block_io_sync_ops && implementation->is_single_threaded);
+    return is_memory(implementation)
+        || (implementation->ops == &kvt_block_io_sync_ops && implementation->is_single_threaded);
 }
 
 struct bench {
@@ -88,7 +95,9 @@ static inline void bench_open(struct bench *bench, const struct implementation *
     }
     bench->buffers = kvt_table_map(BENCH_BUFFERS_BYTES);
     assert_non_null(bench->buffers);
-    bench->config = (struct kvt_block_io_config){ .directory = bench->directory, .queue_depth = queue_depth, .buffers = bench->buffers,
+    bench->config = (struct kvt_block_io_config){ .directory = bench->directory,
+                                                  .queue_depth = queue_depth,
+                                                  .buffers = bench->buffers,
                                                   .buffers_bytes = BENCH_BUFFERS_BYTES,
                                                   .link_bytes_per_s = implementation->link_bytes_per_s };
     const enum kvt_status status = bench_open_io(bench);
@@ -123,8 +132,13 @@ static inline int bench_file(struct bench *bench, uint64_t size)
 
 static inline struct kvt_io_op bench_op(enum kvt_io_kind kind, int file, uint64_t offset, void *buffer, uint32_t size)
 {
-    return (struct kvt_io_op){ .kind = kind, .file = file, .offset = offset, .buffer = buffer, .size = size,
-                               .is_urgent = kind == KVT_IO_READ, .ret_bytes = INT32_MIN };
+    return (struct kvt_io_op){ .kind = kind,
+                               .file = file,
+                               .offset = offset,
+                               .buffer = buffer,
+                               .size = size,
+                               .is_urgent = kind == KVT_IO_READ,
+                               .ret_bytes = INT32_MIN };
 }
 
 static inline void bench_submit(struct bench *bench, struct kvt_io_op *op)
@@ -148,7 +162,7 @@ static inline int32_t bench_run(struct bench *bench, struct kvt_io_op op)
 {
     struct kvt_io_op *done = NULL;
     bench_submit(bench, &op);
-    while (bench->io->ops->poll(bench->io, &done, 1, SECOND_NS) == 0) { }
+    while (bench->io->ops->poll(bench->io, &done, 1, SECOND_NS) == 0) {}
     assert_ptr_equal(done, &op);
     return op.ret_bytes;
 }

@@ -79,7 +79,7 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *c, uint32_t group, const uint
     const uint8_t *in = packed + length;
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         for (uint32_t p = 0; p < planes_of(shape); p++) {
-            for (uint64_t i = 0; i < plane_bytes; i++) chunks[layer].plane[p][i] = (uint8_t)~*--in;
+            for (uint64_t i = 0; i < plane_bytes; i++) chunks[layer].plane[p][i] = (uint8_t) ~*--in;
         }
     }
     memset(scratch, 0x77, 64);
@@ -107,12 +107,17 @@ struct fixture {
 };
 
 static const struct kvt_group_shape plain = {
-    .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 3, .kv_heads = 2, .head_dim = 8 };
+    .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 3, .kv_heads = 2, .head_dim = 8
+};
 
 static inline void count_wake(void *user) { atomic_fetch_add(&((struct fixture *)user)->wakes, 1); }
 
 static uint64_t fake_ns;
-static inline uint64_t fake_clock(void *user) { (void)user; return fake_ns; }
+static inline uint64_t fake_clock(void *user)
+{
+    (void)user;
+    return fake_ns;
+}
 
 static inline struct kvt_env cranked(void)
 {
@@ -241,14 +246,19 @@ static inline bool raw_holds(const struct fixture *f, const uint8_t *raw, uint64
 
 static inline struct kvt_tier_op stash_of(struct fixture *f, uint32_t slot, uint32_t tokens, enum kvt_form form)
 {
-    return (struct kvt_tier_op){ .kind = KVT_OP_STASH, .slot = slot, .tokens = tokens, .host = f->host,
-                                 .host_capacity = HOST_BYTES, .form = form };
+    return (struct kvt_tier_op){
+        .kind = KVT_OP_STASH, .slot = slot, .tokens = tokens, .host = f->host, .host_capacity = HOST_BYTES, .form = form
+    };
 }
 
 static inline struct kvt_tier_op fetch_of(const struct kvt_tier_op *stash, uint32_t slot)
 {
-    return (struct kvt_tier_op){ .kind = KVT_OP_FETCH, .slot = slot, .tokens = stash->tokens, .host = stash->host,
-                                 .form = stash->ret_form, .length = stash->ret_length };
+    return (struct kvt_tier_op){ .kind = KVT_OP_FETCH,
+                                 .slot = slot,
+                                 .tokens = stash->tokens,
+                                 .host = stash->host,
+                                 .form = stash->ret_form,
+                                 .length = stash->ret_length };
 }
 
 static inline void submit(struct fixture *f, struct kvt_tier_op *op)

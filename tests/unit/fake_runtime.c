@@ -16,12 +16,16 @@ struct fake_seq {
     uint64_t committed, reserved;
     uint32_t slots[KVT_GROUPS_MAX][BLOCKS];
     uint32_t slot_count[KVT_GROUPS_MAX];
-    uint8_t *saved[KVT_GROUPS_MAX];  /* blocks of an idle sequence */
+    uint8_t *saved[KVT_GROUPS_MAX]; /* blocks of an idle sequence */
     uint32_t unready;
-    uint64_t lost_from;              /* 0: nothing is lost */
+    uint64_t lost_from; /* 0: nothing is lost */
 };
 
-struct cached { uint32_t *tokens; uint64_t count; uint8_t *bytes[KVT_GROUPS_MAX]; };
+struct cached {
+    uint32_t *tokens;
+    uint64_t count;
+    uint8_t *bytes[KVT_GROUPS_MAX];
+};
 
 struct kvt_runtime {
     struct kvt_model_shape shape;
@@ -91,12 +95,15 @@ void fake_close(struct kvt_runtime **runtime)
 
 struct kvt_config kvt_config_default(void)
 {
-    return (struct kvt_config){.size = sizeof(struct kvt_config), .version = KVT_VERSION};
+    return (struct kvt_config){ .size = sizeof(struct kvt_config), .version = KVT_VERSION };
 }
 
-/* ---- Slots --------------------------------------------------------------------------------------------------------------- */
+/* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
-static uint8_t *slot_address(struct kvt_runtime *r, uint32_t g, uint32_t slot) { return r->device[g] + slot * block_bytes(r, g); }
+static uint8_t *slot_address(struct kvt_runtime *r, uint32_t g, uint32_t slot)
+{
+    return r->device[g] + slot * block_bytes(r, g);
+}
 
 static uint32_t free_slots(const struct kvt_runtime *r, uint32_t g)
 {
@@ -143,7 +150,7 @@ static struct fake_seq *find(struct kvt_runtime *r, kvt_seq seq)
     return seq >= 1 && seq <= SEQUENCES && r->seqs[seq].is_live ? &r->seqs[seq] : NULL;
 }
 
-/* ---- Sequences ------------------------------------------------------------------------------------------------------------- */
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
 static uint64_t match(const struct kvt_runtime *r, const struct cached *cached, const struct kvt_seq_params *params)
 {
@@ -156,14 +163,15 @@ static uint64_t match(const struct kvt_runtime *r, const struct cached *cached, 
     return n - n % r->shape.block_tokens;
 }
 
-enum kvt_status kvt_seq_create(struct kvt_runtime *r, const struct kvt_seq_params *params, kvt_seq *ret_seq, uint64_t *ret_reused)
+enum kvt_status kvt_seq_create(struct kvt_runtime *r, const struct kvt_seq_params *params, kvt_seq *ret_seq,
+                               uint64_t *ret_reused)
 {
     uint32_t id = 1;
     while (id <= SEQUENCES && r->seqs[id].is_live) id++;
     if (id > SEQUENCES) return KVT_FULL;
     struct fake_seq *seq = &r->seqs[id];
     kvt_free(seq->tokens);
-    *seq = (struct fake_seq){.is_live = true};
+    *seq = (struct fake_seq){ .is_live = true };
     seq->tokens = kvt_alloc((size_t)BLOCKS * r->shape.block_tokens, sizeof *seq->tokens);
     const struct cached *best = NULL;
     uint64_t reused = 0;
@@ -200,7 +208,8 @@ enum kvt_status kvt_seq_append(struct kvt_runtime *r, kvt_seq id, uint64_t n, en
     return KVT_OK;
 }
 
-enum kvt_status kvt_seq_commit(struct kvt_runtime *r, kvt_seq id, const uint32_t *tokens, uint64_t n, uint32_t flags, kvt_stream stream)
+enum kvt_status kvt_seq_commit(struct kvt_runtime *r, kvt_seq id, const uint32_t *tokens, uint64_t n, uint32_t flags,
+                               kvt_stream stream)
 {
     (void)stream;
     struct fake_seq *seq = find(r, id);
@@ -215,7 +224,8 @@ enum kvt_status kvt_seq_commit(struct kvt_runtime *r, kvt_seq id, const uint32_t
     return KVT_OK;
 }
 
-enum kvt_status kvt_seq_truncate(struct kvt_runtime *r, kvt_seq id, uint64_t tokens, const uint32_t *tail_tokens, uint64_t *ret_kept)
+enum kvt_status kvt_seq_truncate(struct kvt_runtime *r, kvt_seq id, uint64_t tokens, const uint32_t *tail_tokens,
+                                 uint64_t *ret_kept)
 {
     struct fake_seq *seq = find(r, id);
     const uint64_t tail = tokens % r->shape.block_tokens;
@@ -224,7 +234,8 @@ enum kvt_status kvt_seq_truncate(struct kvt_runtime *r, kvt_seq id, uint64_t tok
     seq->committed = tokens;
     seq->reserved = 0;
     seq->lost_from = 0;
-    for (uint32_t g = 0; g < r->shape.group_count && !seq->is_idle; g++) give_slots(r, seq, g, blocks_for(r, g, tokens));
+    for (uint32_t g = 0; g < r->shape.group_count && !seq->is_idle; g++)
+        give_slots(r, seq, g, blocks_for(r, g, tokens));
     *ret_kept = tokens;
     return KVT_OK;
 }
@@ -310,7 +321,7 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *r, kvt_seq id, uint32_t group,
     return KVT_OK;
 }
 
-/* ---- Steps ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 void kvt_expect(struct kvt_runtime *r, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
 {
@@ -321,7 +332,8 @@ void kvt_expect(struct kvt_runtime *r, const kvt_seq *seqs, const uint32_t *step
     r->seen.expects++;
 }
 
-enum kvt_status kvt_step_begin(struct kvt_runtime *r, struct kvt_step_entry *entries, uint32_t n, kvt_stream stream, kvt_step *ret_step)
+enum kvt_status kvt_step_begin(struct kvt_runtime *r, struct kvt_step_entry *entries, uint32_t n, kvt_stream stream,
+                               kvt_step *ret_step)
 {
     if (stream != r || r->is_stepping) return KVT_INVAL;
     uint32_t ready = 0;
@@ -358,7 +370,10 @@ enum kvt_status kvt_step_end(struct kvt_runtime *r, kvt_step step)
     return KVT_OK;
 }
 
-const char *kvt_stall_name(enum kvt_stall_cause cause) { return cause == KVT_STALL_NVME_LINK ? "nvme_link" : "another"; }
+const char *kvt_stall_name(enum kvt_stall_cause cause)
+{
+    return cause == KVT_STALL_NVME_LINK ? "nvme_link" : "another";
+}
 
 enum kvt_stall_cause kvt_seq_stall(struct kvt_runtime *r, kvt_seq seq)
 {
@@ -375,7 +390,7 @@ bool kvt_wait(struct kvt_runtime *r, uint64_t timeout_ns)
 
 void kvt_stats(struct kvt_runtime *r, struct kvt_stats *ret_stats)
 {
-    *ret_stats = (struct kvt_stats){0};
+    *ret_stats = (struct kvt_stats){ 0 };
     for (uint32_t i = 1; i <= SEQUENCES; i++) {
         if (!r->seqs[i].is_live || r->seqs[i].is_idle) continue;
         ret_stats->slot_tokens += (uint64_t)r->seqs[i].slot_count[0] * r->shape.block_tokens;
@@ -383,11 +398,19 @@ void kvt_stats(struct kvt_runtime *r, struct kvt_stats *ret_stats)
     }
 }
 
-/* ---- The device --------------------------------------------------------------------------------------------------------------- */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
-const char *kvt_device_name(struct kvt_runtime *r) { (void)r; return "emulated"; }
+const char *kvt_device_name(struct kvt_runtime *r)
+{
+    (void)r;
+    return "emulated";
+}
 void *kvt_device_slot(struct kvt_runtime *r, uint32_t group, uint32_t slot) { return slot_address(r, group, slot); }
-uint32_t kvt_device_slots(struct kvt_runtime *r, uint32_t group) { (void)group; return r->knobs.slots; }
+uint32_t kvt_device_slots(struct kvt_runtime *r, uint32_t group)
+{
+    (void)group;
+    return r->knobs.slots;
+}
 kvt_stream kvt_emulated_stream(struct kvt_runtime *r, uint32_t i) { return i == 0 ? r : NULL; }
 
 static void *run_job(void *user)

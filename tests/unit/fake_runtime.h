@@ -1,8 +1,8 @@
 /*
  * fake_runtime: the calls of kvtier.h that the main job makes, on plain memory: no tiers, no threads but a stream's.
  *
- * An idle sequence's blocks move to memory of their own and come back into other slots when it is resumed; a finished one's
- * stay as a cache. Knobs make it late, lossy or wrong. One at a time; link it instead of the runtime.
+ * An idle sequence's blocks move to memory of their own and come back into other slots when it is resumed; a finished
+ * one's stay as a cache. Knobs make it late, lossy or wrong. One at a time; link it instead of the runtime.
  */
 #ifndef KVT_TESTS_UNIT_FAKE_RUNTIME_H
 #define KVT_TESTS_UNIT_FAKE_RUNTIME_H
@@ -12,12 +12,13 @@
 #include "kvtier/kvtier.h"
 
 struct fake_knobs {
-    uint32_t slots;             /* of each group */
-    uint32_t idle_max;          /* idle sequences that it has room for: with more of them everything is full; 0: any number */
-    uint32_t unready_begins;    /* what comes back is not ready for so many kvt_step_begin calls */
+    uint32_t slots; /* of each group */
+    /* idle sequences that it has room for: with more of them everything is full; 0: any number */
+    uint32_t idle_max;
+    uint32_t unready_begins; /* what comes back is not ready for so many kvt_step_begin calls */
     bool is_never_ready;
-    uint64_t lose_from;         /* the first resume finds the tokens from here on lost; 0: none */
-    bool is_flipped;            /* the first resume brings a block back with one wrong byte */
+    uint64_t lose_from; /* the first resume finds the tokens from here on lost; 0: none */
+    bool is_flipped;    /* the first resume brings a block back with one wrong byte */
     uint64_t flip_block, flip_byte;
     atomic_bool *interrupt_at_begin; /* set at kvt_step_begin number interrupt_begin */
     uint64_t interrupt_begin;

@@ -102,8 +102,8 @@ void rank_case_init(struct rank_case *c, struct kvt_rank_shape shape, bool is_ba
 
 bool rank_case_is_intact(const struct rank_case *c)
 {
-    bool is_intact =
-        rank_buffer_is_intact(&c->rest) && rank_buffer_is_intact(&c->first) && rank_buffer_is_intact(&c->escapes);
+    bool is_intact = rank_buffer_is_intact(&c->rest) && rank_buffer_is_intact(&c->first)
+        && rank_buffer_is_intact(&c->escapes);
     for (uint32_t p = 0; p < 2; p++) {
         is_intact = is_intact && rank_buffer_is_intact(&c->source[p]) && rank_buffer_is_intact(&c->target[p]);
         is_intact = is_intact && rank_buffer_is_intact(&c->second[p]) && rank_buffer_is_intact(&c->third[p]);
@@ -147,10 +147,17 @@ struct kvt_rank_pack rank_case_pack(struct rank_case *c, const struct kvt_rank_o
 struct kvt_rank_unpack rank_case_unpack_args(struct rank_case *c, const struct kvt_rank_pack *packed)
 {
     struct kvt_rank_unpack args = {
-        .shape = c->shape, .target = { c->target[0].bytes, c->target[1].bytes }, .bases = packed->bases,
-        .rest = packed->rest, .first = packed->first, .second = { packed->second[0], packed->second[1] },
-        .third = { packed->third[0], packed->third[1] }, .escapes = packed->escapes,
-        .second_count = packed->second_count, .third_count = packed->third_count, .escape_count = packed->escape_count,
+        .shape = c->shape,
+        .target = { c->target[0].bytes, c->target[1].bytes },
+        .bases = packed->bases,
+        .rest = packed->rest,
+        .first = packed->first,
+        .second = { packed->second[0], packed->second[1] },
+        .third = { packed->third[0], packed->third[1] },
+        .escapes = packed->escapes,
+        .second_count = packed->second_count,
+        .third_count = packed->third_count,
+        .escape_count = packed->escape_count,
     };
     memcpy(args.symbol, packed->table.symbol, sizeof args.symbol);
     return args;

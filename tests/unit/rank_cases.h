@@ -10,13 +10,13 @@
 #include "runtime/base/rng.h"
 
 enum rank_fill {
-    RANK_FILL_RANDOM,    /* every bit random */
+    RANK_FILL_RANDOM, /* every bit random */
     RANK_FILL_ZERO,
     RANK_FILL_CONSTANT,
-    RANK_FILL_KV,        /* exponents in a narrow band around one that depends on the channel */
-    RANK_FILL_SPECIAL,   /* NaN payloads, infinities, denormals, zeros of both signs */
-    RANK_FILL_TWO,       /* two far exponents: one ranked, one or both escapes */
-    RANK_FILL_ESCAPES,   /* more exponents than ranks, equally often */
+    RANK_FILL_KV,      /* exponents in a narrow band around one that depends on the channel */
+    RANK_FILL_SPECIAL, /* NaN payloads, infinities, denormals, zeros of both signs */
+    RANK_FILL_TWO,     /* two far exponents: one ranked, one or both escapes */
+    RANK_FILL_ESCAPES, /* more exponents than ranks, equally often */
     RANK_FILL_COUNT
 };
 
@@ -27,7 +27,10 @@ void rank_fill(uint8_t *target, enum kvt_dtype dtype, uint32_t elements, uint32_
                struct kvt_rng *rng);
 
 /* Memory with canaries on both sides, at an odd address; ASan sees what they do not. */
-struct rank_buffer { uint8_t *memory, *bytes; size_t size; };
+struct rank_buffer {
+    uint8_t *memory, *bytes;
+    size_t size;
+};
 void rank_buffer_init(struct rank_buffer *buffer, size_t size);
 /* False: something was written outside. */
 bool rank_buffer_is_intact(const struct rank_buffer *buffer);

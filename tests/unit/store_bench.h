@@ -147,12 +147,19 @@ static inline enum kvt_status bench_run(struct bench *bench, struct kvt_store_op
     return op->status;
 }
 
-static inline enum kvt_status bench_put_as(struct bench *bench, uint64_t key, uint64_t generation, uint32_t length, uint32_t flags)
+static inline enum kvt_status bench_put_as(struct bench *bench, uint64_t key, uint64_t generation, uint32_t length,
+                                           uint32_t flags)
 {
     uint8_t *bytes = kvt_alloc(1, length);
     bench_fill(bytes, length, key, generation);
-    struct kvt_store_op op = { .kind = KVT_STORE_PUT, .flags = flags, .name = bench_name(key), .generation = generation,
-                               .buffer = bytes, .length = length, .form = 1, .tokens = 16 };
+    struct kvt_store_op op = { .kind = KVT_STORE_PUT,
+                               .flags = flags,
+                               .name = bench_name(key),
+                               .generation = generation,
+                               .buffer = bytes,
+                               .length = length,
+                               .form = 1,
+                               .tokens = 16 };
     const enum kvt_status status = bench_run(bench, &op);
     kvt_free(bytes);
     return status;
@@ -168,8 +175,9 @@ static inline enum kvt_status bench_get_as(struct bench *bench, uint64_t key, ui
 {
     uint8_t *bytes = kvt_alloc(1, length + 64);
     memset(bytes, 0xa5, length + 64);
-    struct kvt_store_op op = { .kind = KVT_STORE_GET, .name = bench_name(key), .generation = generation, .buffer = bytes,
-                               .length = length };
+    struct kvt_store_op op = {
+        .kind = KVT_STORE_GET, .name = bench_name(key), .generation = generation, .buffer = bytes, .length = length
+    };
     const enum kvt_status status = bench_run(bench, &op);
     if (status == KVT_OK) {
         assert_int_equal(op.ret_length, length);
@@ -183,7 +191,10 @@ static inline enum kvt_status bench_get_as(struct bench *bench, uint64_t key, ui
     return status;
 }
 
-static inline enum kvt_status bench_get(struct bench *bench, uint64_t key, uint32_t length) { return bench_get_as(bench, key, 1, length); }
+static inline enum kvt_status bench_get(struct bench *bench, uint64_t key, uint32_t length)
+{
+    return bench_get_as(bench, key, 1, length);
+}
 
 static inline bool bench_has(struct bench *bench, uint64_t key)
 {

@@ -31,7 +31,9 @@ static void what_a_live_sequence_holds_is_admitted_by_all(void **state)
     for (uint32_t i = 0; kvt_admission_at(i); i++) {
         struct kvt_admission *admission = open_admission(kvt_admission_at(i)->name, 1);
         for (uint64_t key = 0; key < 1000; key++) {
-            const struct kvt_admission_question question = { .key_hash = key, .bytes = 1, .uses = 1, .is_referenced = true };
+            const struct kvt_admission_question question = {
+                .key_hash = key, .bytes = 1, .uses = 1, .is_referenced = true
+            };
             assert_true(kvt_admission_at(i)->admits(admission, &question));
         }
         kvt_admission_at(i)->destroy(admission);
@@ -123,15 +125,19 @@ static void admission_policies_are_found_by_name(void **state)
 static bool budget_asks(uint64_t day_bytes, uint32_t uses)
 {
     struct kvt_admission *admission = open_admission("budget", 1);
-    const struct kvt_admission_question question = { .key_hash = 1, .bytes = 10, .uses = uses, .day_bytes = day_bytes, .day_bytes_max = 1000 };
+    const struct kvt_admission_question question = {
+        .key_hash = 1, .bytes = 10, .uses = uses, .day_bytes = day_bytes, .day_bytes_max = 1000
+    };
     return kvt_admission_find("budget")->admits(admission, &question);
 }
 
 static void budget_wants_more_uses_the_less_is_left_of_the_day(void **state)
 {
     (void)state;
-    const struct { uint64_t day_bytes; uint32_t uses; } least[] = { { 0, 1 }, { 499, 1 }, { 500, 2 }, { 749, 2 }, { 750, 3 }, { 874, 3 },
-                                                                    { 875, 4 }, { 990, 4 } };
+    const struct {
+        uint64_t day_bytes;
+        uint32_t uses;
+    } least[] = { { 0, 1 }, { 499, 1 }, { 500, 2 }, { 749, 2 }, { 750, 3 }, { 874, 3 }, { 875, 4 }, { 990, 4 } };
     for (size_t i = 0; i < sizeof least / sizeof least[0]; i++) {
         assert_true(budget_asks(least[i].day_bytes, least[i].uses));
         assert_false(budget_asks(least[i].day_bytes, least[i].uses - 1));

@@ -9,7 +9,11 @@
 #include "runtime/block.h"
 #include "tests/unit/assert_fails.h"
 
-struct edge_case { struct kvt_block block; uint32_t tier; enum kvt_copy_event event; };
+struct edge_case {
+    struct kvt_block block;
+    uint32_t tier;
+    enum kvt_copy_event event;
+};
 
 /* A block whose copy in the tier is in this state, all other facts in agreement. */
 static struct kvt_block block_in(uint32_t tier, enum kvt_copy_state state)
@@ -91,8 +95,10 @@ static void a_copy_without_its_slot_is_not_valid(void **state)
 static void states_and_events_have_names(void **state)
 {
     (void)state;
-    for (uint32_t s = 0; s < KVT_COPY_STATES; s++) assert_string_not_equal(kvt_copy_state_name((enum kvt_copy_state)s), "?");
-    for (uint32_t e = 0; e < KVT_COPY_EVENTS; e++) assert_string_not_equal(kvt_copy_event_name((enum kvt_copy_event)e), "?");
+    for (uint32_t s = 0; s < KVT_COPY_STATES; s++)
+        assert_string_not_equal(kvt_copy_state_name((enum kvt_copy_state)s), "?");
+    for (uint32_t e = 0; e < KVT_COPY_EVENTS; e++)
+        assert_string_not_equal(kvt_copy_event_name((enum kvt_copy_event)e), "?");
     assert_string_equal(kvt_copy_state_name(KVT_COPY_STATES), "?");
 }
 
@@ -120,7 +126,10 @@ static void entries_are_handed_out_once_and_again_under_a_new_generation(void **
     kvt_block_table_done(&table);
 }
 
-struct give_case { struct kvt_block_table *table; uint32_t index; };
+struct give_case {
+    struct kvt_block_table *table;
+    uint32_t index;
+};
 
 static void give(void *user)
 {

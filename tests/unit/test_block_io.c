@@ -1,5 +1,6 @@
 /*
- * block_io: every scenario over every implementation. The order of the table is the order of the columns in the test names.
+ * block_io: every scenario over every implementation. The order of the table is the order of the columns in the test
+ *           names.
  * What only one implementation can show, and the choice between them, is in test_block_io_probe.c.
  */
 #include "tests/unit/block_io_bench.h"
@@ -41,7 +42,8 @@ static void round_trips_are_exact_at_every_alignment(void **state)
                 uint8_t *source = bench.buffers + shift, *target = bench.buffers + 4 * KVT_MIB + unit - shift;
                 fill(source, sizes[i], seed);
                 memset(target, 0, sizes[i]);
-                assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, places[j], source, sizes[i])), sizes[i]);
+                assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, places[j], source, sizes[i])),
+                                 sizes[i]);
                 assert_int_equal(bench_run(&bench, bench_op(KVT_IO_READ, file, places[j], target, sizes[i])), sizes[i]);
                 assert_true(is_filled(target, sizes[i], seed));
             }
@@ -78,7 +80,8 @@ static void beyond_the_queue_depth_a_submit_is_full(void **state)
     const int file = bench_file(&bench, KVT_MIB);
     struct kvt_io_op ops[5], *done[5];
     for (uint32_t round = 0; round < 3; round++) {
-        for (uint32_t i = 0; i < 5; i++) ops[i] = bench_op(KVT_IO_WRITE, file, i * 65536u, bench.buffers + i * 65536u, 65536);
+        for (uint32_t i = 0; i < 5; i++)
+            ops[i] = bench_op(KVT_IO_WRITE, file, i * 65536u, bench.buffers + i * 65536u, 65536);
         for (uint32_t i = 0; i < 4; i++) bench_submit(&bench, &ops[i]);
         assert_int_equal(bench.io->ops->submit(bench.io, &ops[4]), KVT_FULL);
         uint32_t n = 0;
@@ -133,7 +136,10 @@ static void each_op_comes_back_exactly_once(void **state)
     bench_close(&bench);
 }
 
-/* An urgent read that was submitted last comes back first where ops are carried out one by one; elsewhere it comes back. */
+/*
+ * An urgent read that was submitted last comes back first where ops are carried out one by one; elsewhere it comes
+ * back.
+ */
 static void urgent_reads_go_ahead_of_queued_writes(void **state)
 {
     struct bench bench;
@@ -154,7 +160,11 @@ static void urgent_reads_go_ahead_of_queued_writes(void **state)
     bench_close(&bench);
 }
 
-struct submitter { struct bench *bench; struct kvt_io_op *ops; uint32_t n; };
+struct submitter {
+    struct bench *bench;
+    struct kvt_io_op *ops;
+    uint32_t n;
+};
 
 static void *submitter_main(void *argument)
 {
@@ -167,7 +177,9 @@ static void *submitter_main(void *argument)
     return io->ops->poll(io, done, 0, 0) == 0 ? NULL : submitter; /* starts them and takes none */
 }
 
-/* A thread that submits and ends takes none of its ops with it: the kernel cancels what such a thread left half begun. */
+/*
+ * A thread that submits and ends takes none of its ops with it: the kernel cancels what such a thread left half begun.
+ */
 static void ops_outlive_the_thread_that_submitted_them(void **state)
 {
     enum { OPS = 16, BYTES = 65536 };
@@ -193,7 +205,12 @@ static void ops_outlive_the_thread_that_submitted_them(void **state)
     bench_close(&bench);
 }
 
-struct kicker { struct kvt_block_io *io; atomic_bool is_kicked; pthread_t target; bool is_signalling; };
+struct kicker {
+    struct kvt_block_io *io;
+    atomic_bool is_kicked;
+    pthread_t target;
+    bool is_signalling;
+};
 
 static void *kicker_main(void *argument)
 {
@@ -251,7 +268,8 @@ static void b11_buffers_are_free_after_close_with_64_reads_in_flight(void **stat
     const int file = bench_file(&bench, (uint64_t)READS * BYTES);
     for (uint32_t i = 0; i < READS; i++) {
         fill(bench.buffers, BYTES, i + 1);
-        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * BYTES, bench.buffers, BYTES)), BYTES);
+        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * BYTES, bench.buffers, BYTES)),
+                         BYTES);
     }
     struct kvt_io_op ops[READS], *done[1];
     for (uint32_t i = 0; i < READS; i++) {
@@ -308,14 +326,16 @@ static void b43_late_completions_belong_to_their_own_ops(void **state)
     const int file = bench_file(&bench, 2 * BATCH * BYTES);
     for (uint32_t i = 0; i < 2 * BATCH; i++) {
         fill(bench.buffers, BYTES, 100 + i);
-        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * BYTES, bench.buffers, BYTES)), BYTES);
+        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * BYTES, bench.buffers, BYTES)),
+                         BYTES);
     }
     struct kvt_io_op ops[2 * BATCH], *done[2 * BATCH];
     bool is_back[2 * BATCH] = { false };
     uint32_t submitted = 0, n = 0;
     while (n < 2 * BATCH) {
         for (uint32_t i = 0; submitted < 2 * BATCH && i < BATCH; i++, submitted++) {
-            ops[submitted] = bench_op(KVT_IO_READ, file, (uint64_t)submitted * BYTES, bench.buffers + submitted * BYTES, BYTES);
+            ops[submitted] = bench_op(KVT_IO_READ, file, (uint64_t)submitted * BYTES, bench.buffers + submitted * BYTES,
+                                      BYTES);
             /* A batch that fails in part: the odd ones ask past the end. */
             if (submitted % 2) ops[submitted].offset += (uint64_t)2 * BATCH * BYTES;
             bench_submit(&bench, &ops[submitted]);
@@ -358,7 +378,10 @@ static void b35_an_op_that_fails_at_submit_comes_back_once(void **state)
     bench_close(&bench);
 }
 
-/* 300 KiB are left and 1 MiB is written: the result is what was written, or the error, never 1 MiB, and no signal kills us. */
+/*
+ * 300 KiB are left and 1 MiB is written: the result is what was written, or the error, never 1 MiB, and no signal kills
+ * us.
+ */
 static void b32_a_write_past_the_room_is_short_or_fails(void **state)
 {
     struct bench bench;
@@ -496,7 +519,8 @@ static void b34_an_unaligned_op_is_our_bug(void **state)
     const int file = bench_file(&bench, 0);
     struct kvt_io_op ops[] = { bench_op(KVT_IO_WRITE, file, 64, bench.buffers, 4096),
                                bench_op(KVT_IO_WRITE, file, 0, bench.buffers, 4096 + 100),
-                               bench_op(KVT_IO_READ, file, 0, bench.buffers + 64, 4096), bench_op(KVT_IO_READ, file, 0, NULL, 4096),
+                               bench_op(KVT_IO_READ, file, 0, bench.buffers + 64, 4096),
+                               bench_op(KVT_IO_READ, file, 0, NULL, 4096),
                                bench_op(KVT_IO_READ, file, 0, bench.buffers, 0) };
     kvt_check_hook = mock_assert;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(ops); i++) assert_true(submit_asserts(&bench, &ops[i]));
@@ -505,8 +529,14 @@ static void b34_an_unaligned_op_is_our_bug(void **state)
     bench_close(&bench);
 }
 
-struct scenario { const char *name; CMUnitTestFunction function; };
-#define SCENARIO(function_) { #function_, function_ }
+struct scenario {
+    const char *name;
+    CMUnitTestFunction function;
+};
+#define SCENARIO(function_)   \
+    {                         \
+#function_, function_ \
+    }
 
 static const struct scenario scenarios[] = {
     SCENARIO(round_trips_are_exact_at_every_alignment),
@@ -538,7 +568,8 @@ int main(void)
         const struct scenario *scenario = &scenarios[i / IMPLEMENTATION_COUNT];
         const struct implementation *implementation = &implementations[i % IMPLEMENTATION_COUNT];
         (void)snprintf(names[i], sizeof names[i], "%s [%s]", scenario->name, implementation->name);
-        block_io_tests[i] = (struct CMUnitTest){ .name = names[i], .test_func = scenario->function,
+        block_io_tests[i] = (struct CMUnitTest){ .name = names[i],
+                                                 .test_func = scenario->function,
                                                  .initial_state = (void *)(uintptr_t)implementation };
     }
     return cmocka_run_group_tests(block_io_tests, NULL, NULL);

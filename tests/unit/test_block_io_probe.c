@@ -1,6 +1,6 @@
 /*
- * block_io, the choice: what a directory, a limit or a kernel that refuses something leads to, and what the facts say of it.
- * Also the parts alone: the queue, the ids, the pacing, the probe and its time limit.
+ * block_io, the choice: what a directory, a limit or a kernel that refuses something leads to, and what the facts say
+ * of it. Also the parts alone: the queue, the ids, the pacing, the probe and its time limit.
  */
 #include "tests/unit/block_io_bench.h"
 
@@ -30,8 +30,11 @@ static void urgent_reads_leave_the_queue_first(void **state)
 {
     (void)state;
     struct kvt_io_queue queue = { { NULL, NULL }, { NULL, NULL } };
-    struct kvt_io_op ops[5] = { { .kind = KVT_IO_WRITE }, { .kind = KVT_IO_READ, .is_urgent = true }, { .kind = KVT_IO_READ },
-                                { .kind = KVT_IO_READ, .is_urgent = true }, { .kind = KVT_IO_WRITE, .is_urgent = true } };
+    struct kvt_io_op ops[5] = { { .kind = KVT_IO_WRITE },
+                                { .kind = KVT_IO_READ, .is_urgent = true },
+                                { .kind = KVT_IO_READ },
+                                { .kind = KVT_IO_READ, .is_urgent = true },
+                                { .kind = KVT_IO_WRITE, .is_urgent = true } };
     for (uint32_t i = 0; i < 5; i++) kvt_io_queue_push(&queue, &ops[i]);
     assert_ptr_equal(kvt_io_queue_pop(&queue, false), &ops[1]);
     struct kvt_io_op *taken = kvt_io_queue_pop(&queue, false);
@@ -109,7 +112,11 @@ static void b35_a_ring_that_breaks_gives_every_op_back(void **state)
     (void)close(null);
 }
 
-struct reader { struct bench *bench; struct kvt_io_op *ops; uint32_t n; };
+struct reader {
+    struct bench *bench;
+    struct kvt_io_op *ops;
+    uint32_t n;
+};
 
 static void *reader_main(void *argument)
 {
@@ -122,7 +129,10 @@ static void *reader_main(void *argument)
     return io->ops->poll(io, done, 0, 0) == 0 ? NULL : reader;
 }
 
-/* The kernel fails a buffered read that waits for the disk when the thread that submitted it ends (EFAULT); it is done again. */
+/*
+ * The kernel fails a buffered read that waits for the disk when the thread that submitted it ends (EFAULT); it is done
+ * again.
+ */
 static void buffered_reads_outlive_the_thread_that_submitted_them(void **state)
 {
     (void)state;
@@ -133,7 +143,8 @@ static void buffered_reads_outlive_the_thread_that_submitted_them(void **state)
     const int file = bench_file(&bench, 0);
     for (uint32_t i = 0; i < READS; i++) {
         fill(bench.buffers, BYTES, i + 1);
-        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * 4 * BYTES, bench.buffers, BYTES)), BYTES);
+        assert_int_equal(bench_run(&bench, bench_op(KVT_IO_WRITE, file, (uint64_t)i * 4 * BYTES, bench.buffers, BYTES)),
+                         BYTES);
     }
     for (uint32_t round = 0; round < 4; round++) {
         assert_int_equal(bench_run(&bench, bench_op(KVT_IO_SYNC, file, 0, NULL, 0)), 0);
@@ -245,8 +256,8 @@ static int try_directory_with(const struct kvt_block_io_ops *ops, const char *di
     if (kvt_block_io_open(&config, &env, &io) != KVT_OK) return 1;
     struct kvt_block_io_facts facts;
     io->ops->facts(io, &facts);
-    print_message("%s: %s, %s, %u, %s\n", directory, facts.path, facts.is_direct ? "direct" : "buffered", facts.alignment,
-                  facts.note[0] ? facts.note : "-");
+    print_message("%s: %s, %s, %u, %s\n", directory, facts.path, facts.is_direct ? "direct" : "buffered",
+                  facts.alignment, facts.note[0] ? facts.note : "-");
     if (expected_path && strcmp(facts.path, expected_path) != 0) return 2;
     if (expected_note && !strstr(facts.note, expected_note)) return 3;
     int file, error;
@@ -258,7 +269,7 @@ static int try_directory_with(const struct kvt_block_io_ops *ops, const char *di
         if (i) memset(buffer, 0, 32768);
         else fill(buffer, 32768, 6);
         if (io->ops->submit(io, &op) != KVT_OK) return 5;
-        while (io->ops->poll(io, &done, 1, SECOND_NS) == 0) { }
+        while (io->ops->poll(io, &done, 1, SECOND_NS) == 0) {}
         if (op.ret_bytes != 32768) return 6;
     }
     if (!is_filled(buffer, 32768, 6)) return 7;
@@ -426,7 +437,8 @@ static void b34_the_probe_finds_an_alignment_that_works(void **state)
     (void)state;
     struct bench bench;
     bench_open(&bench, &chosen, 4);
-    print_message("%s: %s, %s, %s, %u, %s\n", bench.directory, bench.facts.path, bench.facts.is_direct ? "direct" : "buffered",
+    print_message("%s: %s, %s, %s, %u, %s\n", bench.directory, bench.facts.path,
+                  bench.facts.is_direct ? "direct" : "buffered",
                   bench.facts.is_registered ? "registered" : "not registered", bench.facts.alignment,
                   bench.facts.note[0] ? bench.facts.note : "-");
     const uint32_t unit = bench.facts.alignment;
@@ -503,10 +515,11 @@ static void hanging_close(struct kvt_block_io *io)
 
 static struct kvt_block_io_ops hanging_instance_ops;
 
-static enum kvt_status hanging_open(const struct kvt_block_io_config *config, const struct kvt_env *env, struct kvt_block_io **ret_io)
+static enum kvt_status hanging_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
+                                    struct kvt_block_io **ret_io)
 {
     (void)sem_post(&hang_entered);
-    while (sem_wait(&hang_ends) != 0) { }
+    while (sem_wait(&hang_ends) != 0) {}
     KVT_TRY(kvt_block_io_sync_ops.open(config, env, ret_io));
     hanging_instance_ops = kvt_block_io_sync_ops;
     hanging_instance_ops.close = hanging_close;
@@ -514,7 +527,9 @@ static enum kvt_status hanging_open(const struct kvt_block_io_config *config, co
     return KVT_OK;
 }
 
-/* A directory that hangs costs the time limit, not the caller; the attempt cleans up after itself when it comes back. */
+/*
+ * A directory that hangs costs the time limit, not the caller; the attempt cleans up after itself when it comes back.
+ */
 static void b35_a_directory_that_hangs_is_given_up(void **state)
 {
     (void)state;
@@ -537,7 +552,9 @@ static void b35_a_directory_that_hangs_is_given_up(void **state)
     assert_int_equal(rmdir(directory), 0);
 }
 
-struct virtual_clock { uint64_t now_ns; };
+struct virtual_clock {
+    uint64_t now_ns;
+};
 
 static uint64_t virtual_now(void *user) { return ((struct virtual_clock *)user)->now_ns; }
 static void virtual_wait(void *user, uint64_t wait_ns) { ((struct virtual_clock *)user)->now_ns += wait_ns; }
@@ -546,19 +563,28 @@ static void virtual_wait(void *user, uint64_t wait_ns) { ((struct virtual_clock 
 static void the_probe_sees_every_fault(void **state)
 {
     (void)state;
-    const struct { enum io_faulty_kind kind; enum io_faulty_fault fault; enum kvt_status status; int error; } cases[] = {
-        { IO_FAULTY_WRITE, IO_FAULTY_NONE, KVT_OK, 0 },       { IO_FAULTY_WRITE, IO_FAULTY_EIO, KVT_IO, EIO },
-        { IO_FAULTY_READ, IO_FAULTY_EIO, KVT_IO, EIO },       { IO_FAULTY_SYNC, IO_FAULTY_EIO, KVT_IO, EIO },
-        { IO_FAULTY_CALL, IO_FAULTY_EIO, KVT_IO, EIO },       { IO_FAULTY_READ, IO_FAULTY_FLIP, KVT_IO, EIO },
-        { IO_FAULTY_READ, IO_FAULTY_SHORT, KVT_IO, EIO },     { IO_FAULTY_WRITE, IO_FAULTY_TORN, KVT_IO, EIO },
-        { IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, KVT_OK, 0 },     { IO_FAULTY_READ, IO_FAULTY_DELAY, KVT_OK, 0 },
+    const struct {
+        enum io_faulty_kind kind;
+        enum io_faulty_fault fault;
+        enum kvt_status status;
+        int error;
+    } cases[] = {
+        { IO_FAULTY_WRITE, IO_FAULTY_NONE, KVT_OK, 0 },        { IO_FAULTY_WRITE, IO_FAULTY_EIO, KVT_IO, EIO },
+        { IO_FAULTY_READ, IO_FAULTY_EIO, KVT_IO, EIO },        { IO_FAULTY_SYNC, IO_FAULTY_EIO, KVT_IO, EIO },
+        { IO_FAULTY_CALL, IO_FAULTY_EIO, KVT_IO, EIO },        { IO_FAULTY_READ, IO_FAULTY_FLIP, KVT_IO, EIO },
+        { IO_FAULTY_READ, IO_FAULTY_SHORT, KVT_IO, EIO },      { IO_FAULTY_WRITE, IO_FAULTY_TORN, KVT_IO, EIO },
+        { IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, KVT_OK, 0 },      { IO_FAULTY_READ, IO_FAULTY_DELAY, KVT_OK, 0 },
         { IO_FAULTY_READ, IO_FAULTY_HELD, KVT_IO, ETIMEDOUT }, { IO_FAULTY_WRITE, IO_FAULTY_HELD, KVT_IO, ETIMEDOUT },
         { IO_FAULTY_WRITE, IO_FAULTY_FULL, KVT_IO, EIO },
     };
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         struct virtual_clock clock = { 5 };
-        struct io_faulty_image *image = io_faulty_image_create(&(struct io_faulty_config){ .wait = virtual_wait, .user = &clock });
-        const struct kvt_env env = { .now_ns = virtual_now, .clock_user = &clock, .block_io = &io_faulty_ops, .block_io_user = image,
+        struct io_faulty_image *image = io_faulty_image_create(
+            &(struct io_faulty_config){ .wait = virtual_wait, .user = &clock });
+        const struct kvt_env env = { .now_ns = virtual_now,
+                                     .clock_user = &clock,
+                                     .block_io = &io_faulty_ops,
+                                     .block_io_user = image,
                                      .is_single_threaded = true };
         const struct kvt_block_io_config config = { .directory = "d", .queue_depth = 4 };
         struct kvt_block_io *io;
@@ -591,8 +617,11 @@ static void paced_ops_come_back_when_the_link_has_moved_them(void **state)
     struct virtual_clock clock = { 1000 };
     struct bench bench = { .implementation = &memory, .env = kvt_env_default() };
     bench.image = io_faulty_image_create(&(struct io_faulty_config){ .seed = 3 });
-    bench.env = (struct kvt_env){ .now_ns = virtual_now, .clock_user = &clock, .block_io = &io_faulty_ops,
-                                  .block_io_user = bench.image, .is_single_threaded = true };
+    bench.env = (struct kvt_env){ .now_ns = virtual_now,
+                                  .clock_user = &clock,
+                                  .block_io = &io_faulty_ops,
+                                  .block_io_user = bench.image,
+                                  .is_single_threaded = true };
     bench.config = (struct kvt_block_io_config){ .directory = "d", .queue_depth = 8, .link_bytes_per_s = KVT_MIB };
     bench.buffers = kvt_table_map(8 * KVT_MIB);
     assert_int_equal(kvt_block_io_open(&bench.config, &bench.env, &bench.io), KVT_OK);

@@ -38,8 +38,9 @@ static void open_rig(struct rig *r, enum kvt_dtype dtype)
 {
     *r = (struct rig){ 0 };
     r->shape = (struct kvt_model_shape){ .block_tokens = KVT_PAGES_TOKENS, .group_count = 1 };
-    r->shape.groups[0] = (struct kvt_group_shape){ .kind = KVT_GROUP_FULL, .dtype = dtype, .layers = LAYERS,
-                                                   .kv_heads = 2, .head_dim = KVT_PAGES_CHANNELS / 2 };
+    r->shape.groups[0] = (struct kvt_group_shape){
+        .kind = KVT_GROUP_FULL, .dtype = dtype, .layers = LAYERS, .kv_heads = 2, .head_dim = KVT_PAGES_CHANNELS / 2
+    };
     r->row_bytes = kvt_group_row_bytes(&r->shape.groups[0]);
     r->segment_bytes = r->row_bytes * KVT_PAGES_TOKENS;
     r->block_bytes = r->segment_bytes * SEGMENTS;
@@ -58,8 +59,9 @@ static void open_rig(struct rig *r, enum kvt_dtype dtype)
     assert_int_equal(kvt_codec_create(&r->shape, &r->codec), KVT_OK);
     assert_int_equal(kvt_codec_learn(r->codec, true), KVT_OK);
     const struct kvt_env env = kvt_env_default();
-    const struct kvt_device_tier_config config = { .shape = r->shape, .pool_count = 1, .pool_slots = { SLOTS },
-                                                   .segments = { &r->segments }, .codec = r->codec };
+    const struct kvt_device_tier_config config = {
+        .shape = r->shape, .pool_count = 1, .pool_slots = { SLOTS }, .segments = { &r->segments }, .codec = r->codec
+    };
     assert_int_equal(kvt_device_tier_open(&config, &env, &r->tier), KVT_OK);
 }
 
@@ -141,14 +143,22 @@ static void run_op(struct rig *r, struct kvt_tier_op *op)
 
 static struct kvt_tier_op stash_of(const struct rig *r, uint32_t slot, uint32_t tokens)
 {
-    return (struct kvt_tier_op){ .kind = KVT_OP_STASH, .slot = slot, .tokens = tokens, .form = KVT_FORM_PACKED,
-                                 .host = r->host + slot * r->block_bytes, .host_capacity = (uint32_t)r->block_bytes };
+    return (struct kvt_tier_op){ .kind = KVT_OP_STASH,
+                                 .slot = slot,
+                                 .tokens = tokens,
+                                 .form = KVT_FORM_PACKED,
+                                 .host = r->host + slot * r->block_bytes,
+                                 .host_capacity = (uint32_t)r->block_bytes };
 }
 
 static struct kvt_tier_op fetch_of(const struct kvt_tier_op *stash, uint32_t slot)
 {
-    return (struct kvt_tier_op){ .kind = KVT_OP_FETCH, .slot = slot, .tokens = stash->tokens, .host = stash->host,
-                                 .form = stash->ret_form, .length = stash->ret_length };
+    return (struct kvt_tier_op){ .kind = KVT_OP_FETCH,
+                                 .slot = slot,
+                                 .tokens = stash->tokens,
+                                 .host = stash->host,
+                                 .form = stash->ret_form,
+                                 .length = stash->ret_length };
 }
 
 static void real_kv_is_packed_and_comes_back_exact_at_odd_addresses(void **state)

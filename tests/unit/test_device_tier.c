@@ -54,9 +54,14 @@ static void every_kind_and_dtype_comes_back_exact_in_both_forms(void **state)
     for (uint32_t dtype = KVT_DTYPE_BF16; dtype <= KVT_DTYPE_INT8; dtype++) {
         for (uint32_t kind = KVT_GROUP_FULL; kind <= KVT_GROUP_STATE; kind++) {
             for (uint32_t planes = 0; planes <= 2; planes++) {
-                struct kvt_group_shape group = { .kind = (enum kvt_group_kind)kind, .dtype = (enum kvt_dtype)dtype,
-                    .layers = 3, .planes = planes, .kv_heads = 2, .head_dim = 5, .window_tokens = 32,
-                    .state_bytes = 777 };
+                struct kvt_group_shape group = { .kind = (enum kvt_group_kind)kind,
+                                                 .dtype = (enum kvt_dtype)dtype,
+                                                 .layers = 3,
+                                                 .planes = planes,
+                                                 .kv_heads = 2,
+                                                 .head_dim = 5,
+                                                 .window_tokens = 32,
+                                                 .state_bytes = 777 };
                 for (uint32_t i = 0; i < 4; i++) round_trips_of(group, (i & 1) != 0, (i & 2) != 0);
             }
         }
@@ -72,7 +77,9 @@ static void groups_of_equal_block_bytes_share_a_pool_and_others_do_not(void **st
     const struct kvt_env env = cranked();
     struct kvt_device_tier_config config = {
         .shape = { .block_tokens = BLOCK_TOKENS, .group_count = 3, .groups = { plain, window, state_group } },
-        .pool_of_group = { 0, 0, 1 }, .pool_count = 2, .pool_slots = { 3, 2 },
+        .pool_of_group = { 0, 0, 1 },
+        .pool_count = 2,
+        .pool_slots = { 3, 2 },
     };
     struct kvt_tier *tier;
     assert_int_equal(kvt_device_tier_open(&config, &env, &tier), KVT_OK);
@@ -111,8 +118,9 @@ static void only_the_valid_tokens_of_a_slot_are_read_and_written(void **state)
     (void)state;
     /* One segment whose valid tokens end where an inaccessible page begins: the engine's business at that moment. */
     const uint64_t page = 4096;
-    const struct kvt_group_shape group = { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .planes = 1,
-                                           .kv_heads = 2, .head_dim = 8 };
+    const struct kvt_group_shape group = {
+        .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .planes = 1, .kv_heads = 2, .head_dim = 8
+    };
     for (uint32_t form = KVT_FORM_RAW; form <= KVT_FORM_PACKED; form++) {
         struct fixture f;
         prepare(&f, group, true);

@@ -20,7 +20,11 @@
 #define MS 1000000u
 
 static uint64_t fake_ns;
-static uint64_t fake_clock(void *user) { (void)user; return fake_ns; }
+static uint64_t fake_clock(void *user)
+{
+    (void)user;
+    return fake_ns;
+}
 
 static const struct kvt_gpu_ops *const ops = &kvt_gpu_emulated_ops;
 
@@ -481,8 +485,8 @@ enum { PROGRAM_STREAMS = 4, PROGRAM_ITEMS = 60 };
 struct tick_job {
     struct kvt_gpu_job job;
     uint32_t stream;
-    uint64_t serial;          /* of its mark */
-    uint64_t ran, ended;      /* 0: never ran (it failed) */
+    uint64_t serial;                  /* of its mark */
+    uint64_t ran, ended;              /* 0: never ran (it failed) */
     kvt_mark behind[PROGRAM_STREAMS]; /* the latest mark of each stream that its stream waited for before it */
 };
 
@@ -525,9 +529,7 @@ static void build_program(struct kvt_gpu *gpu, struct kvt_rng *rng, bool is_cran
             waited[stream][other] = ops->mark(gpu, other);
             ops->wait(gpu, stream, waited[stream][other]);
             break;
-        case 2:
-            kvt_gpu_emulated_gate(gpu, stream, kvt_rng_below(rng, 2) == 0);
-            break;
+        case 2: kvt_gpu_emulated_gate(gpu, stream, kvt_rng_below(rng, 2) == 0); break;
         case 3:
             if (is_cranked) (void)kvt_gpu_emulated_run(gpu, stream);
             break;

@@ -63,7 +63,8 @@ static void an_empty_chunk_passes_to_another_class(void **state)
     assert_int_equal(kvt_host_pool_take(&f.pool, RAW_SMALL, 99), KVT_NO_SLOT);
     assert_false(kvt_host_pool_has_room(&f.pool, RAW_SMALL));
     for (uint32_t i = 0; i < CHUNK / RAW_SMALL; i++) {
-        assert_int_equal(kvt_host_pool_take(&f.pool, RAW_LARGE, 99), KVT_NO_SLOT); /* as long as one block is in the chunk */
+        /* as long as one block is in the chunk */
+        assert_int_equal(kvt_host_pool_take(&f.pool, RAW_LARGE, 99), KVT_NO_SLOT);
         kvt_host_pool_give(&f.pool, small[i]);
     }
     assert_true(kvt_host_pool_has_room(&f.pool, RAW_LARGE));
@@ -74,7 +75,9 @@ static void an_empty_chunk_passes_to_another_class(void **state)
 }
 
 /* Who sits where, in the simplest way: a list of (slot, bytes, owner). */
-struct twin { uint32_t slot, owner, bytes; };
+struct twin {
+    uint32_t slot, owner, bytes;
+};
 
 static void check_twin(const struct fixture *f, const struct twin *twin, uint32_t count)
 {
@@ -151,14 +154,19 @@ static void packed_classes_are_chosen_from_the_first_packed_blocks(void **state)
     assert_true(wanted >= 5000 + KVT_PACKED_SAMPLES - 3); /* nearly all of them fit */
     assert_true(wanted < RAW_LARGE);
     assert_int_equal(kvt_host_pool_wanted_bytes(&f.pool, 0, RAW_LARGE, false), RAW_LARGE);
-    assert_int_equal(kvt_host_pool_wanted_bytes(&f.pool, 1, RAW_SMALL, true), RAW_SMALL); /* the other group has not begun */
+    /* the other group has not begun */
+    assert_int_equal(kvt_host_pool_wanted_bytes(&f.pool, 1, RAW_SMALL, true), RAW_SMALL);
     const uint32_t slot = kvt_host_pool_take(&f.pool, wanted, 1);
     assert_true(kvt_host_pool_slot_bytes(&f.pool, slot) < RAW_LARGE);
-    assert_true(kvt_host_pool_wanted_bytes(&f.pool, 0, RAW_LARGE / 8, true) < wanted); /* tails take a half or a quarter */
+    /* tails take a half or a quarter */
+    assert_true(kvt_host_pool_wanted_bytes(&f.pool, 0, RAW_LARGE / 8, true) < wanted);
     close_fixture(&f);
 }
 
-struct give_case { struct kvt_host_pool *pool; uint32_t slot; };
+struct give_case {
+    struct kvt_host_pool *pool;
+    uint32_t slot;
+};
 static void give(void *user) { kvt_host_pool_give(((struct give_case *)user)->pool, ((struct give_case *)user)->slot); }
 
 static void a_slot_is_not_given_back_twice(void **state)

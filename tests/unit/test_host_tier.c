@@ -25,7 +25,11 @@
 static atomic_uint wakes;
 static atomic_uint warnings;
 
-static void count_wake(void *user) { (void)user; atomic_fetch_add(&wakes, 1); }
+static void count_wake(void *user)
+{
+    (void)user;
+    atomic_fetch_add(&wakes, 1);
+}
 
 static void count_warning(void *user, enum kvt_log_level level, const char *line)
 {
@@ -38,8 +42,9 @@ static struct kvt_host_tier_config config_of(uint64_t capacity_bytes, uint64_t c
 {
     atomic_store(&wakes, 0);
     atomic_store(&warnings, 0);
-    return (struct kvt_host_tier_config){
-        .capacity_bytes = capacity_bytes, .chunk_bytes = chunk_bytes, .wake = { count_wake, NULL } };
+    return (struct kvt_host_tier_config){ .capacity_bytes = capacity_bytes,
+                                          .chunk_bytes = chunk_bytes,
+                                          .wake = { count_wake, NULL } };
 }
 
 static struct kvt_host_tier *open_host(const struct kvt_host_tier_config *config, const struct kvt_env *env)
@@ -151,10 +156,7 @@ static bool mlock_is_real(void)
 }
 
 /* Leaves a child without the sanitizers' last looks, which would find the parent's threads. */
-static void leave_child(int code)
-{
-    (void)syscall(SYS_exit_group, code);
-}
+static void leave_child(int code) { (void)syscall(SYS_exit_group, code); }
 
 static void pinning_that_is_refused_is_one_warning_and_pageable_memory(void **state)
 {

@@ -1,5 +1,6 @@
 /*
- * io_faulty: the disk in memory does what its header says. The stores' crash tests stand on this: a power cut that loses too little
+ * io_faulty: the disk in memory does what its header says. The stores' crash tests stand on this: a power cut that
+ *            loses too little
  * proves nothing.
  */
 #include "tests/unit/block_io_bench.h"
@@ -10,7 +11,9 @@ static const struct implementation memory = { "memory", &io_faulty_ops, true, 0 
 
 static void open_image(struct bench *bench, const struct io_faulty_config *config)
 {
-    *bench = (struct bench){ .implementation = &memory, .env = kvt_env_default(), .image = io_faulty_image_create(config) };
+    *bench = (struct bench){ .implementation = &memory,
+                             .env = kvt_env_default(),
+                             .image = io_faulty_image_create(config) };
     assert_non_null(bench->image);
     bench->env.block_io_user = bench->image;
     bench->env.is_single_threaded = true;
@@ -253,7 +256,8 @@ static void a_power_cut_keeps_what_was_synced_and_only_that_for_sure(void **stat
         created += io_faulty_file_size(bench.image, "d", "g", &size);
         close_image(&bench);
     }
-    print_message("of 400 writes %u landed, %u vanished, %u tore; of 200 names %u landed\n", landed, vanished, torn, created);
+    print_message("of 400 writes %u landed, %u vanished, %u tore; of 200 names %u landed\n", landed, vanished, torn,
+                  created);
     assert_true(landed > 60 && vanished > 60 && torn > 60);
     assert_true(created > 40 && created < 160);
 }
@@ -340,10 +344,10 @@ static uint32_t run_toy_journal(struct bench *bench, bool is_synced)
     uint32_t acknowledged = 0;
     if (bench->io->ops->open_file(bench->io, "f", true, &file, &error) != KVT_OK) return 0;
     bool is_alive = bench->io->ops->allocate(bench->io, file, 16 * SECTOR, &error) == KVT_OK
-                    && bench->io->ops->sync_directory(bench->io, &error) == KVT_OK;
+        && bench->io->ops->sync_directory(bench->io, &error) == KVT_OK;
     for (uint32_t i = 0; i < 8 && is_alive; i++) {
         is_alive = put(bench, file, (uint64_t)i * SECTOR, SECTOR, i + 1) == SECTOR
-                   && (!is_synced || bench_run(bench, bench_op(KVT_IO_SYNC, file, 0, NULL, 0)) == 0);
+            && (!is_synced || bench_run(bench, bench_op(KVT_IO_SYNC, file, 0, NULL, 0)) == 0);
         acknowledged += is_alive;
     }
     return acknowledged;
@@ -395,7 +399,8 @@ static uint64_t digest_of_a_run(uint64_t seed)
         }
         while (n > 0) {
             const uint32_t got = bench.io->ops->poll(bench.io, done, 8, 1);
-            for (uint32_t i = 0; i < got; i++) digest = kvt_mix64(digest ^ (uint64_t)(done[i] - ops) << 32 ^ (uint32_t)done[i]->ret_bytes);
+            for (uint32_t i = 0; i < got; i++)
+                digest = kvt_mix64(digest ^ (uint64_t)(done[i] - ops) << 32 ^ (uint32_t)done[i]->ret_bytes);
             n -= got;
         }
     }

@@ -23,13 +23,14 @@ static void tier_open(struct tier_bench *tb)
 static void tier_init(struct tier_bench *tb, bool is_faulty)
 {
     memset(tb, 0, sizeof *tb);
-    if (is_faulty)
-        bench_init_faulty(&tb->bench, 1);
-    else
-        bench_init(&tb->bench, NULL, false);
-    tb->config = (struct kvt_nvme_tier_config){
-        .path = tb->bench.path, .capacity_bytes = 8 * KVT_MIB, .staging_bytes = KVT_MIB, .wake = { count_wake, tb },
-        .ret_error = tb->bench.error, .error_bytes = sizeof tb->bench.error };
+    if (is_faulty) bench_init_faulty(&tb->bench, 1);
+    else bench_init(&tb->bench, NULL, false);
+    tb->config = (struct kvt_nvme_tier_config){ .path = tb->bench.path,
+                                                .capacity_bytes = 8 * KVT_MIB,
+                                                .staging_bytes = KVT_MIB,
+                                                .wake = { count_wake, tb },
+                                                .ret_error = tb->bench.error,
+                                                .error_bytes = sizeof tb->bench.error };
     /* The env's log goes to the bench, which moved. */
     tb->bench.env.log_user = &tb->bench;
     if (is_faulty) tb->bench.env.clock_user = &tb->bench;
@@ -55,8 +56,14 @@ static enum kvt_status stash(struct tier_bench *tb, uint64_t key, uint32_t lengt
 {
     uint8_t *bytes = kvt_alloc(1, length);
     bench_fill(bytes, length, key, 3);
-    struct kvt_tier_op op = { .kind = KVT_OP_STASH, .tokens = 5, .host = bytes, .form = KVT_FORM_PACKED, .length = length,
-                              .name = tier_name(key), .generation = 3, .is_private = is_private };
+    struct kvt_tier_op op = { .kind = KVT_OP_STASH,
+                              .tokens = 5,
+                              .host = bytes,
+                              .form = KVT_FORM_PACKED,
+                              .length = length,
+                              .name = tier_name(key),
+                              .generation = 3,
+                              .is_private = is_private };
     enum kvt_status status = kvt_tier_submit(tb->tier, &op);
     if (status == KVT_OK) {
         wait_for(tb, &op);
@@ -69,8 +76,13 @@ static enum kvt_status stash(struct tier_bench *tb, uint64_t key, uint32_t lengt
 static enum kvt_status fetch(struct tier_bench *tb, uint64_t key, uint64_t generation, uint32_t capacity)
 {
     uint8_t *bytes = kvt_alloc(1, capacity);
-    struct kvt_tier_op op = { .kind = KVT_OP_FETCH, .tokens = 5, .host = bytes, .host_capacity = capacity, .form = KVT_FORM_PACKED,
-                              .name = tier_name(key), .generation = generation };
+    struct kvt_tier_op op = { .kind = KVT_OP_FETCH,
+                              .tokens = 5,
+                              .host = bytes,
+                              .host_capacity = capacity,
+                              .form = KVT_FORM_PACKED,
+                              .name = tier_name(key),
+                              .generation = generation };
     enum kvt_status status = kvt_tier_submit(tb->tier, &op);
     if (status == KVT_OK) {
         wait_for(tb, &op);
@@ -198,7 +210,9 @@ static void b26_stashes_beyond_the_queue_are_full_and_nothing_happened(void **st
     struct kvt_tier_op ops[80], *done[80];
     uint32_t accepted = 0;
     for (uint64_t i = 0; i < 80; i++) {
-        ops[i] = (struct kvt_tier_op){ .kind = KVT_OP_STASH, .tokens = 1, .host = bytes, .length = LENGTH, .name = tier_name(i) };
+        ops[i] = (struct kvt_tier_op){
+            .kind = KVT_OP_STASH, .tokens = 1, .host = bytes, .length = LENGTH, .name = tier_name(i)
+        };
         const enum kvt_status status = kvt_tier_submit(tb.tier, &ops[i]);
         assert_true(status == KVT_OK || status == KVT_FULL);
         assert_int_equal(status == KVT_OK, i < 64);

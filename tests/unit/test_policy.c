@@ -74,7 +74,9 @@ static void model_remove(struct model *model, uint32_t slot, enum kvt_policy_why
 }
 
 /* Weights of the calls; a profile is a way to live: mostly evicting, mostly pinned, mostly dropping. */
-struct profile { uint8_t insert, touch, hold, release, victim, evict, remove; };
+struct profile {
+    uint8_t insert, touch, hold, release, victim, evict, remove;
+};
 
 static const struct profile profiles[] = {
     { 30, 30, 5, 40, 5, 25, 1 },  /* a cache at work */
@@ -84,8 +86,8 @@ static const struct profile profiles[] = {
 
 static void model_step(struct model *model, struct kvt_rng *rng, const struct profile *profile)
 {
-    const uint32_t total = profile->insert + profile->touch + profile->hold + profile->release + profile->victim +
-                           profile->evict + profile->remove;
+    const uint32_t total = profile->insert + profile->touch + profile->hold + profile->release + profile->victim
+        + profile->evict + profile->remove;
     uint32_t draw = (uint32_t)kvt_rng_below(rng, total);
     const uint64_t key = kvt_rng_below(rng, 3 * (uint64_t)model->slot_count + 1); /* so that ghosts come back */
     const struct kvt_policy_ops *ops = model->ops;
@@ -360,8 +362,9 @@ static void lfu_equals_a_naive_search(void **state)
             uint32_t lowest = KVT_POLICY_NONE;
             for (uint32_t s = 0; s < model.slot_count; s++) {
                 if (model.state[s] != IDLE) continue;
-                if (lowest == KVT_POLICY_NONE || uses[s] < uses[lowest] ||
-                    (uses[s] == uses[lowest] && used_at[s] < used_at[lowest])) lowest = s;
+                if (lowest == KVT_POLICY_NONE || uses[s] < uses[lowest]
+                    || (uses[s] == uses[lowest] && used_at[s] < used_at[lowest]))
+                    lowest = s;
             }
             assert_int_equal(model_victim(&model), lowest);
         }
@@ -486,10 +489,7 @@ static void refuses_touch(const struct model *m, uint32_t slot)
     expect_assert_failure(m->ops->touch(m->policy, slot));
 }
 
-static void refuses_hold(const struct model *m, uint32_t slot)
-{
-    expect_assert_failure(m->ops->hold(m->policy, slot));
-}
+static void refuses_hold(const struct model *m, uint32_t slot) { expect_assert_failure(m->ops->hold(m->policy, slot)); }
 
 static void refuses_release(const struct model *m, uint32_t slot)
 {
@@ -530,8 +530,8 @@ static void calls_in_the_wrong_state_are_caught(void **state)
 static void policies_are_found_by_name(void **state)
 {
     (void)state;
-    static const char *const names[] = { "lru", "lru-reward", "fifo", "clock", "lfu", "sieve",
-                                         "s3fifo", "arc", "2q", "lirs", "gdsf" };
+    static const char *const names[] = { "lru",    "lru-reward", "fifo", "clock", "lfu", "sieve",
+                                         "s3fifo", "arc",        "2q",   "lirs",  "gdsf" };
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(names); n++) {
         assert_non_null(kvt_policy_find(names[n]));
         assert_string_equal(kvt_policy_find(names[n])->name, names[n]);

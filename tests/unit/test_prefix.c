@@ -28,7 +28,8 @@ struct fixture {
 static struct kvt_key key_of(struct fixture *fixture, uint32_t block)
 {
     /* Eight homes, four of them at the end of the table; each block's own key differs in its low half, or in hi alone. */
-    static const uint32_t homes[] = { 0, 1u << 20, 1u << 29, 1u << 30, 0xfe000000u, 0xff000000u, 0xfff00000u, 0xffffffffu };
+    static const uint32_t homes[] = { 0,           1u << 20,    1u << 29,    1u << 30,
+                                      0xfe000000u, 0xff000000u, 0xfff00000u, 0xffffffffu };
     const uint64_t tag = homes[kvt_rng_below(&fixture->rng, 8)];
     return (struct kvt_key){ (tag << 32) | (block & 7), block };
 }

@@ -87,8 +87,10 @@ static void every_shape_and_fill_comes_back_bit_for_bit(void **state)
             for (uint32_t c = 0; c < KVT_ARRAY_COUNT(channel_counts); c++)
                 for (uint32_t t = 0; t < KVT_ARRAY_COUNT(token_counts); t++)
                     for (uint32_t fill = 0; fill < RANK_FILL_COUNT; fill++) {
-                        const struct kvt_rank_shape shape = { .dtype = dtypes[d], .plane_count = 1 + (t + fill) % 2,
-                            .channels = channel_counts[c], .elements = channel_counts[c] * token_counts[t] };
+                        const struct kvt_rank_shape shape = { .dtype = dtypes[d],
+                                                              .plane_count = 1 + (t + fill) % 2,
+                                                              .channels = channel_counts[c],
+                                                              .elements = channel_counts[c] * token_counts[t] };
                         round_trip(kvt_rank_ops_at(o), shape, false, (enum rank_fill)fill);
                         round_trip(kvt_rank_ops_at(o), shape, true, (enum rank_fill)fill);
                     }
@@ -140,8 +142,10 @@ static void damaged_planes_never_read_or_write_out_of_bounds(void **state)
         const struct kvt_rank_ops *ops = kvt_rank_ops_at(o);
         if (!ops->is_supported()) continue;
         for (uint32_t i = 0; i < 3000; i++) {
-            const struct kvt_rank_shape shape = { .dtype = dtypes[i % 3], .plane_count = 1 + i / 3 % 2,
-                .channels = channel_counts[i % 9], .elements = channel_counts[i % 9] * (1 + i % 7) };
+            const struct kvt_rank_shape shape = { .dtype = dtypes[i % 3],
+                                                  .plane_count = 1 + i / 3 % 2,
+                                                  .channels = channel_counts[i % 9],
+                                                  .elements = channel_counts[i % 9] * (1 + i % 7) };
             struct rank_case c;
             rank_case_init(&c, shape, i % 2, i % 4 < 2 ? RANK_FILL_KV : RANK_FILL_ESCAPES, &rng);
             const struct kvt_rank_pack packed = rank_case_pack(&c, ops);

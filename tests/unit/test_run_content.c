@@ -17,9 +17,15 @@ enum { BLOCK_TOKENS = 16, TOKENS = 16 };
 static struct kvt_model_shape shape_of(enum kvt_dtype dtype, uint32_t kv_heads, uint32_t head_dim)
 {
     return (struct kvt_model_shape){
-        .block_tokens = BLOCK_TOKENS, .group_count = 2,
-        .groups = {{.kind = KVT_GROUP_FULL, .dtype = dtype, .layers = 3, .planes = 2, .kv_heads = kv_heads, .head_dim = head_dim},
-                   {.kind = KVT_GROUP_STATE, .dtype = dtype, .layers = 2, .state_bytes = 1000}},
+        .block_tokens = BLOCK_TOKENS,
+        .group_count = 2,
+        .groups = { { .kind = KVT_GROUP_FULL,
+                      .dtype = dtype,
+                      .layers = 3,
+                      .planes = 2,
+                      .kv_heads = kv_heads,
+                      .head_dim = head_dim },
+                    { .kind = KVT_GROUP_STATE, .dtype = dtype, .layers = 2, .state_bytes = 1000 } },
     };
 }
 
@@ -43,7 +49,11 @@ static void block_init(struct block *block, struct kvt_model_shape shape, uint32
     uint64_t identity = KVT_CONTENT_ROOT;
     for (uint32_t i = 0; i < TOKENS; i++) block->identities[i] = identity = kvt_content_next(identity, first_token + i);
     block->run = (struct kvt_content_run){
-        .group = 0, .first = 0, .count = TOKENS, .position = position, .identities = block->identities,
+        .group = 0,
+        .first = 0,
+        .count = TOKENS,
+        .position = position,
+        .identities = block->identities,
     };
     kvt_content_write(&block->content, &block->run, block->memory);
 }
@@ -54,10 +64,13 @@ static void block_done(struct block *block)
     kvt_content_done(&block->content);
 }
 
-static const struct { enum kvt_dtype dtype; uint32_t kv_heads, head_dim; } shapes[] = {
-    {KVT_DTYPE_BF16, 1, 64}, {KVT_DTYPE_BF16, 4, 64}, {KVT_DTYPE_BF16, 8, 128}, {KVT_DTYPE_BF16, 1, 3}, {KVT_DTYPE_BF16, 1, 576},
-    {KVT_DTYPE_FP16, 1, 64}, {KVT_DTYPE_FP16, 3, 80}, {KVT_DTYPE_FP8, 2, 64}, {KVT_DTYPE_FP8, 1, 5}, {KVT_DTYPE_FP32, 2, 64},
-    {KVT_DTYPE_INT8, 2, 64},
+static const struct {
+    enum kvt_dtype dtype;
+    uint32_t kv_heads, head_dim;
+} shapes[] = {
+    { KVT_DTYPE_BF16, 1, 64 },  { KVT_DTYPE_BF16, 4, 64 }, { KVT_DTYPE_BF16, 8, 128 }, { KVT_DTYPE_BF16, 1, 3 },
+    { KVT_DTYPE_BF16, 1, 576 }, { KVT_DTYPE_FP16, 1, 64 }, { KVT_DTYPE_FP16, 3, 80 },  { KVT_DTYPE_FP8, 2, 64 },
+    { KVT_DTYPE_FP8, 1, 5 },    { KVT_DTYPE_FP32, 2, 64 }, { KVT_DTYPE_INT8, 2, 64 },
 };
 
 /* Goal: what was written passes every check, in every type and odd shape, at positions past the sample's end. */
@@ -97,7 +110,8 @@ static void other_tokens_give_other_bytes_in_every_row(void **state)
     block_init(&a, shape_of(KVT_DTYPE_BF16, 1, 64), 7, 0);
     block_init(&b, shape_of(KVT_DTYPE_BF16, 1, 64), 8, 0);
     const uint64_t row_bytes = kvt_group_row_bytes(&a.shape.groups[0]);
-    for (uint64_t at = 0; at < a.bytes; at += row_bytes) assert_memory_not_equal(a.memory + at, b.memory + at, row_bytes);
+    for (uint64_t at = 0; at < a.bytes; at += row_bytes)
+        assert_memory_not_equal(a.memory + at, b.memory + at, row_bytes);
     assert_int_equal(kvt_content_check(&a.content, &a.run, b.memory), 0);
     assert_int_equal(kvt_content_check_line(&a.content, &a.run, b.memory), 0);
     block_done(&a);
@@ -122,7 +136,8 @@ static void layers_planes_and_groups_have_bytes_of_their_own(void **state)
     struct kvt_content_run run = block.run;
     run.group = 1;
     kvt_content_write(&block.content, &run, other);
-    for (uint64_t a = 0; a < block.bytes; a += plane_bytes) assert_memory_not_equal(block.memory + a, other + a, plane_bytes);
+    for (uint64_t a = 0; a < block.bytes; a += plane_bytes)
+        assert_memory_not_equal(block.memory + a, other + a, plane_bytes);
     kvt_free(other);
     block_done(&block);
 }
@@ -135,7 +150,7 @@ static void writing_in_pieces_is_writing_at_once(void **state)
     block_init(&block, shape_of(KVT_DTYPE_FP16, 2, 64), 7, 320);
     uint8_t *other = kvt_alloc(1, block.bytes);
     memset(other, 0xee, block.bytes);
-    static const uint32_t pieces[] = {1, 4, 1, 9};
+    static const uint32_t pieces[] = { 1, 4, 1, 9 };
     struct kvt_content_run run = block.run;
     run.count = 0;
     for (size_t i = 0; i < KVT_ARRAY_COUNT(pieces); i++) {
@@ -158,9 +173,14 @@ static void writing_in_pieces_is_writing_at_once(void **state)
 static void signs_and_exponents_are_the_samples(void **state)
 {
     (void)state;
-    static const struct { enum kvt_dtype dtype; uint64_t kept; } types[] = {
-        {KVT_DTYPE_BF16, UINT64_C(0xff80ff80ff80ff80)}, {KVT_DTYPE_FP16, UINT64_C(0xfc00fc00fc00fc00)},
-        {KVT_DTYPE_FP8, UINT64_C(0xf8f8f8f8f8f8f8f8)}, {KVT_DTYPE_FP32, UINT64_C(0xff800000ff800000)},
+    static const struct {
+        enum kvt_dtype dtype;
+        uint64_t kept;
+    } types[] = {
+        { KVT_DTYPE_BF16, UINT64_C(0xff80ff80ff80ff80) },
+        { KVT_DTYPE_FP16, UINT64_C(0xfc00fc00fc00fc00) },
+        { KVT_DTYPE_FP8, UINT64_C(0xf8f8f8f8f8f8f8f8) },
+        { KVT_DTYPE_FP32, UINT64_C(0xff800000ff800000) },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(types); i++) {
         struct block a, b;
@@ -217,7 +237,9 @@ static double packed_ratio(enum kvt_dtype dtype, uint32_t block_tokens)
     enum { BLOCKS = 16, BLOCK_TOKENS_MAX = 512 };
     static uint64_t identities[BLOCK_TOKENS_MAX];
     const struct kvt_model_shape shape = {
-        .block_tokens = block_tokens, .group_count = 1, .groups = {{.dtype = dtype, .layers = 2, .kv_heads = 1, .head_dim = 64}},
+        .block_tokens = block_tokens,
+        .group_count = 1,
+        .groups = { { .dtype = dtype, .layers = 2, .kv_heads = 1, .head_dim = 64 } },
     };
     struct kvt_content content;
     struct kvt_codec *codec;
@@ -231,11 +253,13 @@ static double packed_ratio(enum kvt_dtype dtype, uint32_t block_tokens)
     for (uint32_t b = 0; b < BLOCKS; b++) {
         for (uint32_t i = 0; i < block_tokens; i++) identities[i] = identity = kvt_content_next(identity, i);
         const struct kvt_content_run run = {
-            .count = block_tokens, .position = (uint64_t)b * block_tokens, .identities = identities,
+            .count = block_tokens,
+            .position = (uint64_t)b * block_tokens,
+            .identities = identities,
         };
         kvt_content_write(&content, &run, block);
-        const struct kvt_chunk_view views[2] = {{{block, block + plane_bytes}},
-                                                {{block + 2 * plane_bytes, block + 3 * plane_bytes}}};
+        const struct kvt_chunk_view views[2] = { { { block, block + plane_bytes } },
+                                                 { { block + 2 * plane_bytes, block + 3 * plane_bytes } } };
         const uint32_t length = kvt_codec_pack(codec, 0, views, block_tokens, packed, (uint32_t)bytes, scratch);
         packed_bytes += length > 0 ? length : bytes;
     }
@@ -251,14 +275,21 @@ static double packed_ratio(enum kvt_dtype dtype, uint32_t block_tokens)
 static void blocks_pack_as_real_kv_does(void **state)
 {
     (void)state;
-    static const struct { enum kvt_dtype dtype; double least, most; } types[] = {
-        {KVT_DTYPE_BF16, 1.38, 1.55}, {KVT_DTYPE_FP16, 1.08, 1.20}, {KVT_DTYPE_FP8, 1.08, 1.25}, {KVT_DTYPE_INT8, 1.0, 1.01},
+    static const struct {
+        enum kvt_dtype dtype;
+        double least, most;
+    } types[] = {
+        { KVT_DTYPE_BF16, 1.38, 1.55 },
+        { KVT_DTYPE_FP16, 1.08, 1.20 },
+        { KVT_DTYPE_FP8, 1.08, 1.25 },
+        { KVT_DTYPE_INT8, 1.0, 1.01 },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(types); i++) {
         for (uint32_t block_tokens = 16; block_tokens <= 512; block_tokens *= 32) {
             const double ratio = packed_ratio(types[i].dtype, block_tokens);
             if (ratio < types[i].least || ratio > types[i].most) {
-                fail_msg("%s in blocks of %u tokens packs to %.3f", kvt_dtype_name(types[i].dtype), block_tokens, ratio);
+                fail_msg("%s in blocks of %u tokens packs to %.3f", kvt_dtype_name(types[i].dtype), block_tokens,
+                         ratio);
             }
         }
     }

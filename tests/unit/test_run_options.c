@@ -18,7 +18,7 @@ enum { ARGS_MAX = 24, LINE_BYTES = 1024 };
 static int parse(const char *text, struct kvt_run_options *ret_options, char line[LINE_BYTES])
 {
     static char words[LINE_BYTES];
-    char *argv[ARGS_MAX + 1] = {(char[]){"kvtier run"}};
+    char *argv[ARGS_MAX + 1] = { (char[]){ "kvtier run" } };
     int argc = 1;
     (void)snprintf(words, sizeof words, "%s", text);
     char *rest = words;
@@ -46,27 +46,47 @@ static int parse(const char *text, struct kvt_run_options *ret_options, char lin
 static void a_wrong_value_gets_one_line_that_names_it(void **state)
 {
     (void)state;
-    static const struct { const char *text, *named; } wrong[] = {
-        {"", "--trace"}, {"--trace a --workload chat", "--trace"}, {"--workload chat surplus", "surplus"},
-        {"--workload chat --frobnicate", "--frobnicate"},
-        {"--workload chat --requests 0", "--requests"}, {"--workload chat --requests -3", "--requests"},
-        {"--workload chat --requests many", "--requests"}, {"--workload chat --requests 99999999999999999999", "--requests"},
-        {"--workload chat --hbm 0MiB", "--hbm"}, {"--workload chat --hbm -1GiB", "--hbm"}, {"--workload chat --hbm 64", "--hbm"},
-        {"--workload chat --hbm 99999999999GiB", "--hbm"}, {"--workload chat --host 1GB2", "--host"},
-        {"--workload chat --nvme /tmp/x", "--nvme"}, {"--workload chat --nvme :1GiB", "--nvme"},
-        {"--workload chat --nvme /tmp/x:", "--nvme"}, {"--workload chat --nvme /tmp/x:12", "--nvme"},
-        {"--workload chat --nvme /tmp/x:0GiB", "--nvme"},
-        {"--workload chat --device abacus", "--device"}, {"--workload chat --prefetch maybe", "--prefetch"},
-        {"--workload chat --arrival late", "--arrival"}, {"--workload chat --arrival trace --speed 0", "--speed"},
-        {"--workload chat --speed 2", "--speed"}, {"--workload chat --verify hope", "--verify"},
-        {"--workload chat --read minds", "--read"}, {"--workload chat --link-hbm 0", "--link-hbm"},
-        {"--workload chat --link-nvme fast", "--link-nvme"}, {"--workload chat --step-ms -1", "--step-ms"},
-        {"--workload chat --batch 0", "--batch"}, {"--workload chat --prefill-chunk 0", "--prefill-chunk"},
-        {"--workload chat --think-ms x", "--think-ms"}, {"--workload chat --seed -1", "--seed"},
-        {"--workload chat --block-tokens 0", "--block-tokens"}, {"--workload chat --block-tokens 70000", "--block-tokens"},
-        {"--workload chat --model gpt-9", "--model"}, {"--workload chat --shape layers=0,kv_heads=1,head_dim=64,dtype=bf16", "--shape"},
-        {"--workload chat --shape layers=1", "--shape"},
-        {"--workload chat --model llama-3-8b --shape layers=1,kv_heads=1,head_dim=64,dtype=bf16", "--model"},
+    static const struct {
+        const char *text, *named;
+    } wrong[] = {
+        { "", "--trace" },
+        { "--trace a --workload chat", "--trace" },
+        { "--workload chat surplus", "surplus" },
+        { "--workload chat --frobnicate", "--frobnicate" },
+        { "--workload chat --requests 0", "--requests" },
+        { "--workload chat --requests -3", "--requests" },
+        { "--workload chat --requests many", "--requests" },
+        { "--workload chat --requests 99999999999999999999", "--requests" },
+        { "--workload chat --hbm 0MiB", "--hbm" },
+        { "--workload chat --hbm -1GiB", "--hbm" },
+        { "--workload chat --hbm 64", "--hbm" },
+        { "--workload chat --hbm 99999999999GiB", "--hbm" },
+        { "--workload chat --host 1GB2", "--host" },
+        { "--workload chat --nvme /tmp/x", "--nvme" },
+        { "--workload chat --nvme :1GiB", "--nvme" },
+        { "--workload chat --nvme /tmp/x:", "--nvme" },
+        { "--workload chat --nvme /tmp/x:12", "--nvme" },
+        { "--workload chat --nvme /tmp/x:0GiB", "--nvme" },
+        { "--workload chat --device abacus", "--device" },
+        { "--workload chat --prefetch maybe", "--prefetch" },
+        { "--workload chat --arrival late", "--arrival" },
+        { "--workload chat --arrival trace --speed 0", "--speed" },
+        { "--workload chat --speed 2", "--speed" },
+        { "--workload chat --verify hope", "--verify" },
+        { "--workload chat --read minds", "--read" },
+        { "--workload chat --link-hbm 0", "--link-hbm" },
+        { "--workload chat --link-nvme fast", "--link-nvme" },
+        { "--workload chat --step-ms -1", "--step-ms" },
+        { "--workload chat --batch 0", "--batch" },
+        { "--workload chat --prefill-chunk 0", "--prefill-chunk" },
+        { "--workload chat --think-ms x", "--think-ms" },
+        { "--workload chat --seed -1", "--seed" },
+        { "--workload chat --block-tokens 0", "--block-tokens" },
+        { "--workload chat --block-tokens 70000", "--block-tokens" },
+        { "--workload chat --model gpt-9", "--model" },
+        { "--workload chat --shape layers=0,kv_heads=1,head_dim=64,dtype=bf16", "--shape" },
+        { "--workload chat --shape layers=1", "--shape" },
+        { "--workload chat --model llama-3-8b --shape layers=1,kv_heads=1,head_dim=64,dtype=bf16", "--model" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
         struct kvt_run_options options;
@@ -106,8 +126,11 @@ static void every_option_reaches_its_field(void **state)
     (void)state;
     struct kvt_run_options options;
     char line[LINE_BYTES];
-    assert_int_equal(parse("--trace t.jsonl --requests 500 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 48MiB --host 32MiB "
-                           "--nvme /a:b/c:6GiB --nvme-writes-per-day 2GiB --arrival trace --speed 200", &options, line), KVT_EXIT_OK);
+    assert_int_equal(parse("--trace t.jsonl --requests 500 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm "
+                           "48MiB --host 32MiB "
+                           "--nvme /a:b/c:6GiB --nvme-writes-per-day 2GiB --arrival trace --speed 200",
+                           &options, line),
+                     KVT_EXIT_OK);
     assert_string_equal(options.workload.trace, "t.jsonl");
     assert_int_equal(options.workload.requests_max, 500);
     assert_int_equal(options.workload.block_tokens, 512);
@@ -120,8 +143,11 @@ static void every_option_reaches_its_field(void **state)
     assert_int_equal(options.arrival, KVT_ARRIVAL_TRACE);
     assert_true(options.speed == 200);
 
-    assert_int_equal(parse("--workload agent --model llama-3-8b --block-tokens 32 --device emulated --policy lru --prefetch off "
-                           "--verify off --read full --link-hbm 2.5 --link-nvme 0.5", &options, line), KVT_EXIT_OK);
+    assert_int_equal(
+        parse("--workload agent --model llama-3-8b --block-tokens 32 --device emulated --policy lru --prefetch off "
+              "--verify off --read full --link-hbm 2.5 --link-nvme 0.5",
+              &options, line),
+        KVT_EXIT_OK);
     assert_int_equal(options.model.shape.groups[0].layers, 32);
     assert_int_equal(options.model.shape.block_tokens, 32);
     assert_int_equal(options.device, KVT_DEVICE_EMULATED);
@@ -132,7 +158,8 @@ static void every_option_reaches_its_field(void **state)
     assert_int_equal(options.link_hbm_bytes_per_s, 2500000000u);
     assert_int_equal(options.link_nvme_bytes_per_s, 500000000u);
 
-    assert_int_equal(parse("--workload chat --step-ms 2.5 --batch 3 --prefill-chunk 77 --think-ms 40 --seed 9 --json", &options, line),
+    assert_int_equal(parse("--workload chat --step-ms 2.5 --batch 3 --prefill-chunk 77 --think-ms 40 --seed 9 --json",
+                           &options, line),
                      KVT_EXIT_OK);
     assert_int_equal(options.step_ns, 2500000);
     assert_int_equal(options.batch, 3);

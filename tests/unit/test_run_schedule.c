@@ -17,15 +17,22 @@
 enum { BLOCK_TOKENS = 16, LINE_MAX = 160 };
 
 static const struct kvt_model_shape plain_shape = {
-    .block_tokens = BLOCK_TOKENS, .group_count = 1,
-    .groups = {{.kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 64}},
+    .block_tokens = BLOCK_TOKENS,
+    .group_count = 1,
+    .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 64 } },
 };
 
 static const struct kvt_model_shape mixed_shape = {
-    .block_tokens = BLOCK_TOKENS, .group_count = 3,
-    .groups = {{.kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 64},
-               {.kind = KVT_GROUP_WINDOW, .dtype = KVT_DTYPE_FP16, .layers = 2, .kv_heads = 1, .head_dim = 32, .window_tokens = 40},
-               {.kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 2, .state_bytes = 512}},
+    .block_tokens = BLOCK_TOKENS,
+    .group_count = 3,
+    .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 1, .kv_heads = 1, .head_dim = 64 },
+                { .kind = KVT_GROUP_WINDOW,
+                  .dtype = KVT_DTYPE_FP16,
+                  .layers = 2,
+                  .kv_heads = 1,
+                  .head_dim = 32,
+                  .window_tokens = 40 },
+                { .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 2, .state_bytes = 512 } },
 };
 
 /* One whole run on the small runtime. */
@@ -54,10 +61,14 @@ static void on_refused(void *user, const char *line)
 static struct world world_of(const char *generator, uint32_t requests)
 {
     return (struct world){
-        .what = {.generator = generator, .requests_max = requests, .block_tokens = BLOCK_TOKENS, .seed = 1, .think_ns = 0,
-                 .context_tokens = 600},
-        .how = {.arrival = KVT_ARRIVAL_ASAP, .speed = 1, .pause_ns = UINT64_MAX, .batch = 8, .prefill_chunk = 64},
-        .knobs = {.slots = 512},
+        .what = { .generator = generator,
+                  .requests_max = requests,
+                  .block_tokens = BLOCK_TOKENS,
+                  .seed = 1,
+                  .think_ns = 0,
+                  .context_tokens = 600 },
+        .how = { .arrival = KVT_ARRIVAL_ASAP, .speed = 1, .pause_ns = UINT64_MAX, .batch = 8, .prefill_chunk = 64 },
+        .knobs = { .slots = 512 },
         .shape = &plain_shape,
     };
 }
@@ -73,7 +84,8 @@ static void world_run(struct world *world)
     assert_int_equal(kvt_engine_create(runtime, world->shape, &content, &world->engine_how, &engine), KVT_OK);
     world->how.on_refused = on_refused;
     world->how.user = world;
-    assert_int_equal(kvt_schedule_run(runtime, world->shape, world->workload, engine, &world->how, &world->result), KVT_OK);
+    assert_int_equal(kvt_schedule_run(runtime, world->shape, world->workload, engine, &world->how, &world->result),
+                     KVT_OK);
     world->checks = *kvt_engine_counts(engine);
     world->seen = *fake_seen(runtime);
     world->live = fake_live(runtime);
@@ -82,10 +94,7 @@ static void world_run(struct world *world)
     fake_close(&runtime);
 }
 
-static void world_done(struct world *world)
-{
-    kvt_workload_destroy(&world->workload);
-}
+static void world_done(struct world *world) { kvt_workload_destroy(&world->workload); }
 
 static uint64_t prompt_tokens(const struct world *world)
 {
@@ -120,8 +129,8 @@ static void assert_all_done(const struct world *world)
 static void every_workload_completes_and_verifies(void **state)
 {
     (void)state;
-    static const char *const generators[] = {"chat", "agent", "longdoc", "batch"};
-    static const enum kvt_arrival arrivals[] = {KVT_ARRIVAL_SEQUENTIAL, KVT_ARRIVAL_TRACE, KVT_ARRIVAL_ASAP};
+    static const char *const generators[] = { "chat", "agent", "longdoc", "batch" };
+    static const enum kvt_arrival arrivals[] = { KVT_ARRIVAL_SEQUENTIAL, KVT_ARRIVAL_TRACE, KVT_ARRIVAL_ASAP };
     for (size_t g = 0; g < KVT_ARRAY_COUNT(generators); g++) {
         for (size_t a = 0; a < KVT_ARRAY_COUNT(arrivals); a++) {
             struct world world = world_of(generators[g], 12);
@@ -137,7 +146,9 @@ static void every_workload_completes_and_verifies(void **state)
     }
 }
 
-/* Goal: windows and states are written, read and checked as what they keep; states are snapshot at ends of blocks only. */
+/*
+ * Goal: windows and states are written, read and checked as what they keep; states are snapshot at ends of blocks only.
+ */
 static void windows_and_states_verify(void **state)
 {
     (void)state;
@@ -191,7 +202,10 @@ static void a_full_device_parks_the_youngest(void **state)
     world_done(&world);
 }
 
-/* Goal: when idle sequences fill every tier, the one needed last is given up, and its tokens are computed again when it is due. */
+/*
+ * Goal: when idle sequences fill every tier, the one needed last is given up, and its tokens are computed again when it
+ * is due.
+ */
 static void idle_sequences_are_given_up_when_nothing_else_helps(void **state)
 {
     (void)state;
@@ -343,7 +357,7 @@ static void sampling_checks_fewer_and_off_none(void **state)
 {
     (void)state;
     uint64_t checked[3];
-    static const enum kvt_verify ways[] = {KVT_VERIFY_FULL, KVT_VERIFY_SAMPLE, KVT_VERIFY_OFF};
+    static const enum kvt_verify ways[] = { KVT_VERIFY_FULL, KVT_VERIFY_SAMPLE, KVT_VERIFY_OFF };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(ways); i++) {
         struct world world = world_of("chat", 12);
         world.engine_how.verify = ways[i];
@@ -448,19 +462,23 @@ static void the_batch_limit_holds(void **state)
     world_done(&world);
 }
 
-/* Goal: a prompt that differs from what the session holds is cut to what they share; at least one token is left to evaluate. */
+/*
+ * Goal: a prompt that differs from what the session holds is cut to what they share; at least one token is left to
+ * evaluate.
+ */
 static void a_turn_is_cut_to_what_it_shares(void **state)
 {
     (void)state;
     char path[] = "/tmp/kvt-run-XXXXXX", error[256];
     const int fd = mkstemp(path);
     assert_true(fd >= 0);
-    static const char lines[] =
-        "{\"timestamp\":0,\"input_length\":64,\"output_length\":5,\"hash_ids\":[1,2,3,4],\"session_id\":\"a\",\"turn\":0}\n"
-        "{\"timestamp\":9,\"input_length\":64,\"output_length\":5,\"hash_ids\":[1,2,9,4],\"session_id\":\"a\",\"turn\":1}\n";
+    static const char lines[] = "{\"timestamp\":0,\"input_length\":64,\"output_length\":5,\"hash_ids\":[1,2,3,4],"
+                                "\"session_id\":\"a\",\"turn\":0}\n"
+                                "{\"timestamp\":9,\"input_length\":64,\"output_length\":5,\"hash_ids\":[1,2,9,4],"
+                                "\"session_id\":\"a\",\"turn\":1}\n";
     assert_int_equal(write(fd, lines, sizeof lines - 1), sizeof lines - 1);
     (void)close(fd);
-    const struct kvt_workload_options what = {.trace = path, .block_tokens = BLOCK_TOKENS, .think_ns = UINT64_MAX};
+    const struct kvt_workload_options what = { .trace = path, .block_tokens = BLOCK_TOKENS, .think_ns = UINT64_MAX };
     struct kvt_workload *workload;
     const enum kvt_status status = kvt_workload_create(&what, &workload, error, sizeof error);
     (void)unlink(path);
@@ -486,7 +504,7 @@ static void a_turn_is_cut_to_what_it_shares(void **state)
 static void recomputing_is_counted_up_to_what_was_held(void **state)
 {
     (void)state;
-    struct kvt_conversation c = {.prompt = 50, .known = 50, .output = 2, .committed = 16, .held = 16, .reused = 16};
+    struct kvt_conversation c = { .prompt = 50, .known = 50, .output = 2, .committed = 16, .held = 16, .reused = 16 };
     assert_int_equal(kvt_conversation_advance(&c, 20), 0);
     kvt_conversation_lose(&c, 10);
     assert_true(kvt_conversation_is_prefill(&c));

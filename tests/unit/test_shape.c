@@ -10,7 +10,8 @@
 #include "kvtier/shape.h"
 
 static const struct kvt_group_shape llama_70b = {
-    .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_FP16, .layers = 80, .kv_heads = 8, .head_dim = 128 };
+    .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_FP16, .layers = 80, .kv_heads = 8, .head_dim = 128
+};
 
 static void bytes_of_a_token_follow_the_formula(void **state)
 {
@@ -23,8 +24,12 @@ static void bytes_of_a_token_follow_the_formula(void **state)
 static void a_window_group_keeps_its_window(void **state)
 {
     (void)state;
-    const struct kvt_group_shape window = { .kind = KVT_GROUP_WINDOW, .dtype = KVT_DTYPE_BF16, .layers = 52,
-        .kv_heads = 16, .head_dim = 128, .window_tokens = 1024 };
+    const struct kvt_group_shape window = { .kind = KVT_GROUP_WINDOW,
+                                            .dtype = KVT_DTYPE_BF16,
+                                            .layers = 52,
+                                            .kv_heads = 16,
+                                            .head_dim = 128,
+                                            .window_tokens = 1024 };
     assert_int_equal(kvt_group_bytes_kept(&window, 32768), 436207616);
     assert_int_equal(kvt_group_bytes_kept(&window, 1000), kvt_group_bytes_per_token(&window) * 1000);
     assert_int_equal(kvt_group_blocks_kept(&window, 16, 32768), 64);
@@ -34,7 +39,9 @@ static void a_window_group_keeps_its_window(void **state)
 static void a_state_group_keeps_one_snapshot(void **state)
 {
     (void)state;
-    const struct kvt_group_shape mamba = { .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 3, .state_bytes = 100 };
+    const struct kvt_group_shape mamba = {
+        .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 3, .state_bytes = 100
+    };
     assert_int_equal(kvt_group_bytes_per_token(&mamba), 0);
     assert_int_equal(kvt_group_bytes_kept(&mamba, 1), 300);
     assert_int_equal(kvt_group_bytes_kept(&mamba, 1000000), 300);

@@ -23,12 +23,17 @@
 
 enum { TINY_ACCESSES = 14, TINY_BLOCKS = 6, TINY_TRACES = 1000, PATH_BYTES = 512 };
 
-static uint64_t hits_of(const struct kvt_accesses *accesses, const char *policy, enum kvt_count_mode mode, enum kvt_count_order order,
-                        uint32_t capacity)
+static uint64_t hits_of(const struct kvt_accesses *accesses, const char *policy, enum kvt_count_mode mode,
+                        enum kvt_count_order order, uint32_t capacity)
 {
     const struct kvt_count_job job = {
-        .accesses = accesses, .policy = policy ? kvt_policy_find(policy) : NULL, .mode = mode, .order = order,
-        .capacities = {capacity}, .tier_count = 1, .repeat = 1,
+        .accesses = accesses,
+        .policy = policy ? kvt_policy_find(policy) : NULL,
+        .mode = mode,
+        .order = order,
+        .capacities = { capacity },
+        .tier_count = 1,
+        .repeat = 1,
     };
     struct kvt_count_result result;
     assert_true(!policy || job.policy);
@@ -38,7 +43,7 @@ static uint64_t hits_of(const struct kvt_accesses *accesses, const char *policy,
     return result.hits;
 }
 
-/* ---- Tiny traces and all their schedules ------------------------------------------------------------------------------- */
+/* ---- Tiny traces and all their schedules ------------------------------------------------------------------------- */
 
 struct tiny {
     uint32_t blocks[2 * TINY_ACCESSES], ends[2 * TINY_ACCESSES];
@@ -56,19 +61,26 @@ static void make_tiny(struct tiny *tiny, struct kvt_rng *rng)
         end = kvt_min_u32(count, end + 1 + (uint32_t)kvt_rng_below(rng, 4));
         tiny->ends[requests++] = end;
     }
-    tiny->accesses = (struct kvt_accesses){.blocks = tiny->blocks, .request_ends = tiny->ends, .access_count = count,
-                                           .request_count = requests, .block_count = TINY_BLOCKS};
+    tiny->accesses = (struct kvt_accesses){ .blocks = tiny->blocks,
+                                            .request_ends = tiny->ends,
+                                            .access_count = count,
+                                            .request_count = requests,
+                                            .block_count = TINY_BLOCKS };
 }
 
 /* Most hits that led to each set of blocks that are there; -1: no way leads to it. */
-struct reached { int hits[1 << TINY_BLOCKS]; };
+struct reached {
+    int hits[1 << TINY_BLOCKS];
+};
 
 static void reach(struct reached *reached, uint32_t set, int hits)
 {
     if (reached->hits[set] < hits) reached->hits[set] = hits;
 }
 
-/* Uses one block in every set that was reached, evicting each that can be evicted. Hits are given by the caller's rule. */
+/*
+ * Uses one block in every set that was reached, evicting each that can be evicted. Hits are given by the caller's rule.
+ */
 static void use(struct reached *reached, uint32_t block, uint32_t capacity, bool is_counted)
 {
     struct reached after;
@@ -89,7 +101,8 @@ static void use(struct reached *reached, uint32_t block, uint32_t capacity, bool
     *reached = after;
 }
 
-static uint64_t most_hits(const struct kvt_accesses *accesses, enum kvt_count_mode mode, enum kvt_count_order order, uint32_t capacity)
+static uint64_t most_hits(const struct kvt_accesses *accesses, enum kvt_count_mode mode, enum kvt_count_order order,
+                          uint32_t capacity)
 {
     struct reached reached;
     memset(&reached, 0xff, sizeof reached);
@@ -117,7 +130,7 @@ static uint64_t most_hits(const struct kvt_accesses *accesses, enum kvt_count_mo
 static void no_schedule_beats_the_flat_bound_and_one_meets_it(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 1};
+    struct kvt_rng rng = { .state = 1 };
     for (uint32_t n = 0; n < TINY_TRACES; n++) {
         struct tiny tiny;
         make_tiny(&tiny, &rng);
@@ -131,7 +144,7 @@ static void no_schedule_beats_the_flat_bound_and_one_meets_it(void **state)
 static void no_schedule_beats_the_prefix_bound(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 2};
+    struct kvt_rng rng = { .state = 2 };
     uint64_t bounds = 0, mosts = 0;
     for (uint32_t n = 0; n < TINY_TRACES; n++) {
         struct tiny tiny;
@@ -151,7 +164,7 @@ static void no_schedule_beats_the_prefix_bound(void **state)
 static void no_policy_beats_either_bound(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 3};
+    struct kvt_rng rng = { .state = 3 };
     for (uint32_t n = 0; n < 40; n++) {
         struct tiny tiny;
         make_tiny(&tiny, &rng);
@@ -159,8 +172,8 @@ static void no_policy_beats_either_bound(void **state)
         for (uint32_t i = 0; kvt_policy_at(i); i++) {
             for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
                 for (uint32_t order = KVT_COUNT_TAIL; order <= KVT_COUNT_HEAD; order++) {
-                    assert_true(hits_of(&tiny.accesses, kvt_policy_at(i)->name, mode, order, capacity) <=
-                                hits_of(&tiny.accesses, NULL, mode, order, capacity));
+                    assert_true(hits_of(&tiny.accesses, kvt_policy_at(i)->name, mode, order, capacity)
+                                <= hits_of(&tiny.accesses, NULL, mode, order, capacity));
                 }
             }
         }
@@ -171,7 +184,7 @@ static void no_policy_beats_either_bound(void **state)
 static void a_repeat_equals_the_trace_written_twice(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 4};
+    struct kvt_rng rng = { .state = 4 };
     for (uint32_t n = 0; n < 40; n++) {
         struct tiny once, twice;
         make_tiny(&once, &rng);
@@ -179,12 +192,19 @@ static void a_repeat_equals_the_trace_written_twice(void **state)
         const uint32_t count = once.accesses.access_count, requests = once.accesses.request_count;
         memcpy(&twice.blocks[count], once.blocks, count * sizeof once.blocks[0]);
         for (uint32_t r = 0; r < requests; r++) twice.ends[requests + r] = count + once.ends[r];
-        twice.accesses = (struct kvt_accesses){.blocks = twice.blocks, .request_ends = twice.ends, .access_count = 2 * count,
-                                               .request_count = 2 * requests, .block_count = TINY_BLOCKS};
+        twice.accesses = (struct kvt_accesses){ .blocks = twice.blocks,
+                                                .request_ends = twice.ends,
+                                                .access_count = 2 * count,
+                                                .request_count = 2 * requests,
+                                                .block_count = TINY_BLOCKS };
         for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
             for (uint32_t i = 0; i < 2; i++) {
-                struct kvt_count_job job = {.accesses = &once.accesses, .policy = i == 0 ? kvt_policy_find("lru") : NULL,
-                                            .mode = mode, .capacities = {3}, .tier_count = 1, .repeat = 2};
+                struct kvt_count_job job = { .accesses = &once.accesses,
+                                             .policy = i == 0 ? kvt_policy_find("lru") : NULL,
+                                             .mode = mode,
+                                             .capacities = { 3 },
+                                             .tier_count = 1,
+                                             .repeat = 2 };
                 struct kvt_count_result result;
                 assert_int_equal(kvt_count(&job, &result), KVT_OK);
                 assert_int_equal(result.accesses, 2 * count);
@@ -200,8 +220,10 @@ static void nothing_one_block_and_more_than_everything_work(void **state)
     (void)state;
     struct kvt_accesses empty;
     assert_int_equal(kvt_accesses_init(&empty, NULL), KVT_OK);
-    uint32_t blocks[] = {0, 1, 0, 1, 1}, ends[] = {2, 5};
-    const struct kvt_accesses small = {.blocks = blocks, .request_ends = ends, .access_count = 5, .request_count = 2, .block_count = 2};
+    uint32_t blocks[] = { 0, 1, 0, 1, 1 }, ends[] = { 2, 5 };
+    const struct kvt_accesses small = {
+        .blocks = blocks, .request_ends = ends, .access_count = 5, .request_count = 2, .block_count = 2
+    };
     for (uint32_t i = 0; i == 0 || kvt_policy_at(i - 1); i++) {
         const char *name = i == 0 ? NULL : kvt_policy_at(i - 1)->name;
         for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
@@ -211,7 +233,9 @@ static void nothing_one_block_and_more_than_everything_work(void **state)
         }
     }
     assert_int_equal(hits_of(&small, "lru", KVT_COUNT_FLAT, KVT_COUNT_TAIL, 1), 1);
-    struct kvt_count_job job = {.accesses = &small, .policy = kvt_policy_find("lru"), .capacities = {2}, .tier_count = 1, .repeat = 1};
+    struct kvt_count_job job = {
+        .accesses = &small, .policy = kvt_policy_find("lru"), .capacities = { 2 }, .tier_count = 1, .repeat = 1
+    };
     struct kvt_count_result result;
     assert_int_equal(kvt_count(&job, &result), KVT_OK);
     assert_true(result.is_filled);
@@ -226,14 +250,18 @@ static void nothing_one_block_and_more_than_everything_work(void **state)
 static void an_exclusive_pair_of_lru_tiers_equals_one_of_their_sum(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 5};
+    struct kvt_rng rng = { .state = 5 };
     for (uint32_t n = 0; n < 150; n++) {
         struct tiny tiny;
         make_tiny(&tiny, &rng);
         for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
             const uint32_t first = 1 + (uint32_t)kvt_rng_below(&rng, 3), second = 1 + (uint32_t)kvt_rng_below(&rng, 3);
-            const struct kvt_count_job job = {.accesses = &tiny.accesses, .policy = kvt_policy_find("lru"), .mode = mode,
-                                              .capacities = {first, second}, .tier_count = 2, .repeat = 1};
+            const struct kvt_count_job job = { .accesses = &tiny.accesses,
+                                               .policy = kvt_policy_find("lru"),
+                                               .mode = mode,
+                                               .capacities = { first, second },
+                                               .tier_count = 2,
+                                               .repeat = 1 };
             struct kvt_count_result result;
             assert_int_equal(kvt_count(&job, &result), KVT_OK);
             assert_int_equal(result.hits, hits_of(&tiny.accesses, "lru", mode, KVT_COUNT_TAIL, first + second));
@@ -247,15 +275,18 @@ static void many_threads_count_what_one_counts(void **state)
 {
     (void)state;
     enum { JOBS = 40 };
-    struct kvt_rng rng = {.state = 6};
+    struct kvt_rng rng = { .state = 6 };
     struct tiny tiny;
     struct kvt_count_job jobs[JOBS];
     struct kvt_count_result results[JOBS];
     enum kvt_status statuses[JOBS];
     make_tiny(&tiny, &rng);
     for (uint32_t i = 0; i < JOBS; i++) {
-        jobs[i] = (struct kvt_count_job){.accesses = &tiny.accesses, .policy = kvt_policy_at(i % 11), .capacities = {1 + i / 11},
-                                         .tier_count = 1, .repeat = 50};
+        jobs[i] = (struct kvt_count_job){ .accesses = &tiny.accesses,
+                                          .policy = kvt_policy_at(i % 11),
+                                          .capacities = { 1 + i / 11 },
+                                          .tier_count = 1,
+                                          .repeat = 50 };
     }
     kvt_count_all(jobs, JOBS, 4, results, statuses, NULL, NULL);
     for (uint32_t i = 0; i < JOBS; i++) {
@@ -271,14 +302,17 @@ static void many_threads_count_what_one_counts(void **state)
 static void refused_memory_is_nomem(void **state)
 {
     (void)state;
-    struct kvt_rng rng = {.state = 7};
+    struct kvt_rng rng = { .state = 7 };
     struct tiny tiny;
     make_tiny(&tiny, &rng);
     const uint64_t before = kvt_table_bytes();
     for (uint32_t i = 0; i == 0 || kvt_policy_at(i - 1); i++) {
-        struct kvt_count_job job = {.accesses = &tiny.accesses, .policy = i == 0 ? NULL : kvt_policy_at(i - 1),
-                                    .admission = i == 0 ? NULL : kvt_admission_find("second-sight"),
-                                    .capacities = {3}, .tier_count = 1, .repeat = 1};
+        struct kvt_count_job job = { .accesses = &tiny.accesses,
+                                     .policy = i == 0 ? NULL : kvt_policy_at(i - 1),
+                                     .admission = i == 0 ? NULL : kvt_admission_find("second-sight"),
+                                     .capacities = { 3 },
+                                     .tier_count = 1,
+                                     .repeat = 1 };
         enum kvt_status status = KVT_NOMEM;
         for (uint64_t n = 1; status != KVT_OK; n++) {
             struct kvt_count_result result;
@@ -291,13 +325,15 @@ static void refused_memory_is_nomem(void **state)
     }
 }
 
-/* ---- Workloads ----------------------------------------------------------------------------------------------------------- */
+/* ---- Workloads --------------------------------------------------------------------------------------------------- */
 
 /* Goal: blocks of a generated workload are the same exactly where its prompts agree up to their ends. */
 static void generated_sessions_share_what_their_prompts_share(void **state)
 {
     (void)state;
-    const struct kvt_workload_options how = {.generator = "chat", .requests_max = 40, .block_tokens = 16, .seed = 3, .think_ns = UINT64_MAX};
+    const struct kvt_workload_options how = {
+        .generator = "chat", .requests_max = 40, .block_tokens = 16, .seed = 3, .think_ns = UINT64_MAX
+    };
     struct kvt_workload *workload;
     struct kvt_accesses accesses;
     char error[256];
@@ -305,17 +341,19 @@ static void generated_sessions_share_what_their_prompts_share(void **state)
     assert_int_equal(kvt_accesses_init(&accesses, workload), KVT_OK);
     assert_int_equal(accesses.request_count, workload->request_count);
     uint32_t begin = 0, turns = 0;
-    uint32_t last_end[64] = {0}, last_begin[64] = {0};
+    uint32_t last_end[64] = { 0 }, last_begin[64] = { 0 };
     for (uint32_t r = 0; r < workload->request_count; r++) {
         const struct kvt_request *request = &workload->requests[r];
         const uint32_t end = accesses.request_ends[r];
         assert_int_equal(end - begin, request->prompt_tokens / 16);
         /* The system prompt is everyone's. */
-        assert_memory_equal(&accesses.blocks[begin], accesses.blocks, workload->shared_prefix_tokens / 16 * sizeof accesses.blocks[0]);
+        assert_memory_equal(&accesses.blocks[begin], accesses.blocks,
+                            workload->shared_prefix_tokens / 16 * sizeof accesses.blocks[0]);
         assert_true(request->session < 64);
         if (request->turn > 0) {
             const uint32_t count = last_end[request->session] - last_begin[request->session];
-            assert_memory_equal(&accesses.blocks[begin], &accesses.blocks[last_begin[request->session]], count * sizeof accesses.blocks[0]);
+            assert_memory_equal(&accesses.blocks[begin], &accesses.blocks[last_begin[request->session]],
+                                count * sizeof accesses.blocks[0]);
             turns++;
         }
         last_begin[request->session] = begin;
@@ -341,7 +379,7 @@ static bool load(const char *name, struct kvt_accesses *ret_accesses)
 {
     char path[PATH_BYTES], error[256];
     if (!shared_path(name, path)) return false;
-    const struct kvt_workload_options how = {.trace = path, .block_tokens = 512, .think_ns = UINT64_MAX};
+    const struct kvt_workload_options how = { .trace = path, .block_tokens = 512, .think_ns = UINT64_MAX };
     struct kvt_workload *workload;
     assert_int_equal(kvt_workload_create(&how, &workload, error, sizeof error), KVT_OK);
     assert_int_equal(kvt_accesses_init(ret_accesses, workload), KVT_OK);
@@ -350,13 +388,13 @@ static bool load(const char *name, struct kvt_accesses *ret_accesses)
 }
 
 #define CONVERSATION "traces/mooncake_conversation.jsonl"
-#define SYNTHETIC    "traces/mooncake_synthetic.jsonl"
-#define AGENT        "traces/agent_sessions.jsonl"
+#define SYNTHETIC "traces/mooncake_synthetic.jsonl"
+#define AGENT "traces/agent_sessions.jsonl"
 
 /* How far from the reference a policy may be, in hits: where its variant differs, see the head of its file. */
 static uint64_t tolerance(const char *name, uint64_t accesses)
 {
-    static const char *const variants[] = {"arc", "s3fifo", "2q", "lirs"};
+    static const char *const variants[] = { "arc", "s3fifo", "2q", "lirs" };
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(variants); n++) {
         if (strcmp(name, variants[n]) == 0) return accesses / 200;
     }
@@ -376,7 +414,8 @@ static void flat_counts_on_the_conversation_trace_equal_the_reference(void **sta
     uint32_t compared = 0;
     assert_non_null(file);
     while (getline(&line, &line_bytes, file) > 0) {
-        static const char *const names[] = {"lru", "fifo", "clock", "lfu", "sieve", "belady", "arc", "s3fifo", "2q", "lirs"};
+        static const char *const names[] = { "lru",    "fifo", "clock",  "lfu", "sieve",
+                                             "belady", "arc",  "s3fifo", "2q",  "lirs" };
         char name[32];
         unsigned slots, hits, count;
         if (sscanf(line, "conversation %31s %u %u %u", name, &slots, &hits, &count) != 4) continue;
@@ -385,7 +424,8 @@ static void flat_counts_on_the_conversation_trace_equal_the_reference(void **sta
         if (n == KVT_ARRAY_COUNT(names)) continue;
         assert_int_equal(count, accesses.access_count);
         const uint64_t apart = tolerance(name, count);
-        const uint64_t ours = hits_of(&accesses, strcmp(name, "belady") == 0 ? NULL : name, KVT_COUNT_FLAT, KVT_COUNT_TAIL, slots);
+        const uint64_t ours = hits_of(&accesses, strcmp(name, "belady") == 0 ? NULL : name, KVT_COUNT_FLAT,
+                                      KVT_COUNT_TAIL, slots);
         assert_in_range(ours, hits - apart, hits + apart);
         compared++;
     }
@@ -400,24 +440,29 @@ static const struct known {
     enum { FLAT, HEAD, TAIL } how;
     uint32_t blocks, hits;
 } known_counts[] = {
-    {CONVERSATION, "lru", HEAD, 1000, 12831}, {CONVERSATION, "lru", HEAD, 10000, 60921}, {CONVERSATION, "lru", HEAD, 50000, 102290},
-    {CONVERSATION, "fifo", HEAD, 1000, 12509}, {CONVERSATION, "fifo", HEAD, 10000, 52351}, {CONVERSATION, "fifo", HEAD, 50000, 96228},
-    {CONVERSATION, "lfu", HEAD, 1000, 13871}, {CONVERSATION, "lfu", HEAD, 10000, 38013}, {CONVERSATION, "lfu", HEAD, 50000, 99189},
-    {CONVERSATION, "lru", TAIL, 1000, 12847}, {CONVERSATION, "lru", TAIL, 10000, 61046}, {CONVERSATION, "lru", TAIL, 50000, 102290},
-    {CONVERSATION, "lru", FLAT, 1827, 15080}, {CONVERSATION, "lru", FLAT, 9139, 56382}, {CONVERSATION, "lru", FLAT, 18279, 80323},
-    {CONVERSATION, "lru", FLAT, 45697, 101978}, {CONVERSATION, "lru", FLAT, 91395, 104759},
-    {CONVERSATION, "lru", FLAT, 182790, 105710}, {CONVERSATION, "lru", FLAT, 1000000, 105710}, {CONVERSATION, NULL, FLAT, 182790, 105710},
-    {SYNTHETIC, "lru", TAIL, 1000, 10252}, {SYNTHETIC, "lru", TAIL, 10000, 51669}, {SYNTHETIC, "lru", TAIL, 50000, 77953},
-    {SYNTHETIC, "lru", FLAT, 439, 4184}, {SYNTHETIC, "lru", FLAT, 2196, 18861}, {SYNTHETIC, "lru", FLAT, 4392, 31668},
-    {SYNTHETIC, "lru", FLAT, 10981, 54044}, {SYNTHETIC, "lru", FLAT, 21962, 71763},
-    {AGENT, "lru", TAIL, 1000, 442314}, {AGENT, "lru", TAIL, 3000, 816897}, {AGENT, "lru", TAIL, 10000, 928784},
-    {AGENT, "lru", HEAD, 1000, 388974}, {AGENT, "lru", HEAD, 3000, 797660}, {AGENT, "lru", HEAD, 10000, 928150},
+    { CONVERSATION, "lru", HEAD, 1000, 12831 },     { CONVERSATION, "lru", HEAD, 10000, 60921 },
+    { CONVERSATION, "lru", HEAD, 50000, 102290 },   { CONVERSATION, "fifo", HEAD, 1000, 12509 },
+    { CONVERSATION, "fifo", HEAD, 10000, 52351 },   { CONVERSATION, "fifo", HEAD, 50000, 96228 },
+    { CONVERSATION, "lfu", HEAD, 1000, 13871 },     { CONVERSATION, "lfu", HEAD, 10000, 38013 },
+    { CONVERSATION, "lfu", HEAD, 50000, 99189 },    { CONVERSATION, "lru", TAIL, 1000, 12847 },
+    { CONVERSATION, "lru", TAIL, 10000, 61046 },    { CONVERSATION, "lru", TAIL, 50000, 102290 },
+    { CONVERSATION, "lru", FLAT, 1827, 15080 },     { CONVERSATION, "lru", FLAT, 9139, 56382 },
+    { CONVERSATION, "lru", FLAT, 18279, 80323 },    { CONVERSATION, "lru", FLAT, 45697, 101978 },
+    { CONVERSATION, "lru", FLAT, 91395, 104759 },   { CONVERSATION, "lru", FLAT, 182790, 105710 },
+    { CONVERSATION, "lru", FLAT, 1000000, 105710 }, { CONVERSATION, NULL, FLAT, 182790, 105710 },
+    { SYNTHETIC, "lru", TAIL, 1000, 10252 },        { SYNTHETIC, "lru", TAIL, 10000, 51669 },
+    { SYNTHETIC, "lru", TAIL, 50000, 77953 },       { SYNTHETIC, "lru", FLAT, 439, 4184 },
+    { SYNTHETIC, "lru", FLAT, 2196, 18861 },        { SYNTHETIC, "lru", FLAT, 4392, 31668 },
+    { SYNTHETIC, "lru", FLAT, 10981, 54044 },       { SYNTHETIC, "lru", FLAT, 21962, 71763 },
+    { AGENT, "lru", TAIL, 1000, 442314 },           { AGENT, "lru", TAIL, 3000, 816897 },
+    { AGENT, "lru", TAIL, 10000, 928784 },          { AGENT, "lru", HEAD, 1000, 388974 },
+    { AGENT, "lru", HEAD, 3000, 797660 },           { AGENT, "lru", HEAD, 10000, 928150 },
 };
 
 static void known_counts_of_the_traces_hold(void **state)
 {
     (void)state;
-    struct kvt_accesses accesses = {0};
+    struct kvt_accesses accesses = { 0 };
     const char *loaded = "";
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(known_counts); n++) {
         const struct known *known = &known_counts[n];
@@ -429,13 +474,16 @@ static void known_counts_of_the_traces_hold(void **state)
         const enum kvt_count_mode mode = known->how == FLAT ? KVT_COUNT_FLAT : KVT_COUNT_PREFIX;
         const enum kvt_count_order order = known->how == HEAD ? KVT_COUNT_HEAD : KVT_COUNT_TAIL;
         const uint64_t hits = hits_of(&accesses, known->policy, mode, order, known->blocks);
-        if (hits != known->hits) fail_msg("%s: %s at %u: %lu, not %u", known->trace, known->policy, known->blocks, (unsigned long)hits, known->hits);
+        if (hits != known->hits)
+            fail_msg("%s: %s at %u: %lu, not %u", known->trace, known->policy, known->blocks, (unsigned long)hits,
+                     known->hits);
     }
     kvt_accesses_done(&accesses);
 }
 
 /*
- * Goal: a larger pool never has fewer hits. For lru at every size; lfu forgets its counts with what it evicts, which makes it
+ * Goal: a larger pool never has fewer hits. For lru at every size; lfu forgets its counts with what it evicts, which
+ *       makes it
  * no stack algorithm, so only at the usual shares of the trace (19 blocks of this one have more hits than 35).
  */
 static void hits_of_lru_and_lfu_grow_with_the_pool(void **state)
@@ -444,7 +492,7 @@ static void hits_of_lru_and_lfu_grow_with_the_pool(void **state)
     struct kvt_accesses accesses;
     if (!load(SYNTHETIC, &accesses)) skip();
     for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
-        static const uint32_t percents[] = {1, 5, 10, 25, 50, 100};
+        static const uint32_t percents[] = { 1, 5, 10, 25, 50, 100 };
         uint64_t before = 0;
         for (uint32_t blocks = 1; blocks < 60000; blocks = blocks * 3 / 2 + 7) {
             const uint64_t hits = hits_of(&accesses, "lru", mode, KVT_COUNT_TAIL, blocks);
@@ -453,13 +501,18 @@ static void hits_of_lru_and_lfu_grow_with_the_pool(void **state)
         }
         before = 0;
         for (uint32_t i = 0; i < KVT_ARRAY_COUNT(percents); i++) {
-            const uint64_t hits = hits_of(&accesses, "lfu", mode, KVT_COUNT_TAIL, accesses.block_count * percents[i] / 100);
+            const uint64_t hits = hits_of(&accesses, "lfu", mode, KVT_COUNT_TAIL,
+                                          accesses.block_count * percents[i] / 100);
             assert_true(hits >= before);
             before = hits;
         }
     }
-    const struct kvt_count_job job = {.accesses = &accesses, .policy = kvt_policy_find("lru"), .mode = KVT_COUNT_PREFIX,
-                                      .capacities = {1000, 9000}, .tier_count = 2, .repeat = 1};
+    const struct kvt_count_job job = { .accesses = &accesses,
+                                       .policy = kvt_policy_find("lru"),
+                                       .mode = KVT_COUNT_PREFIX,
+                                       .capacities = { 1000, 9000 },
+                                       .tier_count = 2,
+                                       .repeat = 1 };
     struct kvt_count_result result;
     assert_int_equal(kvt_count(&job, &result), KVT_OK);
     assert_int_equal(result.hits, 51669);
@@ -467,18 +520,24 @@ static void hits_of_lru_and_lfu_grow_with_the_pool(void **state)
 }
 
 /*
- * Goal: what lirs-duel is for. Nowhere on the traces more than half a point below lru; at 5,859 blocks of conversations at
+ * Goal: what lirs-duel is for. Nowhere on the traces more than half a point below lru; at 5,859 blocks of conversations
+ *       at
  * least 3 points above it, and at 1,000 of coding agents at least 5.
  */
 static void lirs_duel_gains_where_lru_loses_and_loses_nowhere(void **state)
 {
     (void)state;
-    static const struct { const char *trace; uint32_t blocks; double least; } cells[] = {
-        {CONVERSATION, 3000, -0.5}, {CONVERSATION, 5859, 3}, {CONVERSATION, 10000, -0.5}, {CONVERSATION, 30000, -0.5},
-        {SYNTHETIC, 3000, -0.5}, {SYNTHETIC, 5859, -0.5}, {SYNTHETIC, 10000, -0.5}, {SYNTHETIC, 30000, -0.5},
-        {AGENT, 1000, 5}, {AGENT, 3000, -0.5}, {AGENT, 10000, -0.5},
+    static const struct {
+        const char *trace;
+        uint32_t blocks;
+        double least;
+    } cells[] = {
+        { CONVERSATION, 3000, -0.5 },  { CONVERSATION, 5859, 3 },  { CONVERSATION, 10000, -0.5 },
+        { CONVERSATION, 30000, -0.5 }, { SYNTHETIC, 3000, -0.5 },  { SYNTHETIC, 5859, -0.5 },
+        { SYNTHETIC, 10000, -0.5 },    { SYNTHETIC, 30000, -0.5 }, { AGENT, 1000, 5 },
+        { AGENT, 3000, -0.5 },         { AGENT, 10000, -0.5 },
     };
-    struct kvt_accesses accesses = {0};
+    struct kvt_accesses accesses = { 0 };
     const char *loaded = "";
     for (uint32_t n = 0; n < KVT_ARRAY_COUNT(cells); n++) {
         if (strcmp(loaded, cells[n].trace) != 0) {
@@ -497,8 +556,13 @@ static void lirs_duel_gains_where_lru_loses_and_loses_nowhere(void **state)
 
 static struct kvt_count_result admitted(const struct kvt_accesses *accesses, const char *admission, uint32_t capacity)
 {
-    const struct kvt_count_job job = {.accesses = accesses, .policy = kvt_policy_find("lru"), .admission = kvt_admission_find(admission),
-                                      .mode = KVT_COUNT_PREFIX, .capacities = {capacity}, .tier_count = 1, .repeat = 1};
+    const struct kvt_count_job job = { .accesses = accesses,
+                                       .policy = kvt_policy_find("lru"),
+                                       .admission = kvt_admission_find(admission),
+                                       .mode = KVT_COUNT_PREFIX,
+                                       .capacities = { capacity },
+                                       .tier_count = 1,
+                                       .repeat = 1 };
     struct kvt_count_result result;
     assert_non_null(job.admission);
     assert_int_equal(kvt_count(&job, &result), KVT_OK);
@@ -506,14 +570,15 @@ static struct kvt_count_result admitted(const struct kvt_accesses *accesses, con
 }
 
 /*
- * Goal: adaptive admission never has more than a point less hits than writing all, and what it writes between the two plain
+ * Goal: adaptive admission never has more than a point less hits than writing all, and what it writes between the two
+ *       plain
  * policies it earns: within a tenth of a point it is on or above the line between them.
  */
 static void adaptive_admission_is_no_worse_than_a_mixture(void **state)
 {
     (void)state;
-    static const char *const traces[] = {CONVERSATION, SYNTHETIC, AGENT};
-    static const uint32_t capacities[] = {1000, 3000, 5859, 10000, 30000};
+    static const char *const traces[] = { CONVERSATION, SYNTHETIC, AGENT };
+    static const uint32_t capacities[] = { 1000, 3000, 5859, 10000, 30000 };
     for (uint32_t t = 0; t < KVT_ARRAY_COUNT(traces); t++) {
         struct kvt_accesses accesses;
         if (!load(traces[t], &accesses)) skip();
@@ -522,7 +587,8 @@ static void adaptive_admission_is_no_worse_than_a_mixture(void **state)
             const struct kvt_count_result all = admitted(&accesses, "all", capacities[c]);
             const struct kvt_count_result sight = admitted(&accesses, "second-sight", capacities[c]);
             const struct kvt_count_result ours = admitted(&accesses, "adaptive", capacities[c]);
-            const double share = ((double)ours.writes - (double)sight.writes) / ((double)all.writes - (double)sight.writes);
+            const double share = ((double)ours.writes - (double)sight.writes)
+                / ((double)all.writes - (double)sight.writes);
             const double line = (double)sight.hits + share * ((double)all.hits - (double)sight.hits);
             assert_true((double)ours.hits >= (double)all.hits - point);
             assert_true((double)ours.hits >= line - point / 10);

@@ -5,7 +5,11 @@
 
 enum { KIB = 1024, MIB = 1024 * KIB };
 
-struct world { const char *name; const struct kvt_block_io_ops *io; bool is_single; };
+struct world {
+    const char *name;
+    const struct kvt_block_io_ops *io;
+    bool is_single;
+};
 
 static const struct world worlds[] = {
     { "chosen", NULL, false },
@@ -16,10 +20,8 @@ static const struct world worlds[] = {
 
 static void world_init(struct bench *bench, const struct world *world)
 {
-    if (world->io == &io_faulty_ops)
-        bench_init_faulty(bench, 1);
-    else
-        bench_init(bench, world->io, world->is_single);
+    if (world->io == &io_faulty_ops) bench_init_faulty(bench, 1);
+    else bench_init(bench, world->io, world->is_single);
 }
 
 #define EVERY_WORLD(world) for (const struct world *world = worlds; world < worlds + KVT_ARRAY_COUNT(worlds); world++)
@@ -28,16 +30,20 @@ static void what_was_put_is_got_at_every_length(void **state)
 {
     (void)state;
     const uint32_t lengths[] = { 1, 383, 384, 385, 511, 512, 4096, 16384, 65536, 100003, 262144, 400000, 700001 };
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
-        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) assert_int_equal(bench_put(&bench, i, lengths[i]), KVT_OK);
-        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++)
+            assert_int_equal(bench_put(&bench, i, lengths[i]), KVT_OK);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++)
+            assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
         assert_int_equal(bench_get(&bench, 99, 16), KVT_NOTFOUND);
         bench_reopen(&bench);
         assert_int_equal(bench_stats(&bench).records, KVT_ARRAY_COUNT(lengths));
-        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++)
+            assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
         bench_done(&bench);
     }
 }
@@ -45,7 +51,8 @@ static void what_was_put_is_got_at_every_length(void **state)
 static void a_store_that_is_filled_many_times_keeps_the_youngest(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
@@ -79,7 +86,9 @@ static void b10_a_read_that_races_with_eviction_is_exact_or_a_miss(void **state)
     for (uint64_t i = 0; i < 20; i++) assert_int_equal(bench_put(&bench, i, length), KVT_OK);
     /* The read of record 0 stays on the disk while everything around it is written over several times. */
     uint8_t *bytes = kvt_alloc(1, length);
-    struct kvt_store_op get = { .kind = KVT_STORE_GET, .name = bench_name(0), .generation = 1, .buffer = bytes, .length = length };
+    struct kvt_store_op get = {
+        .kind = KVT_STORE_GET, .name = bench_name(0), .generation = 1, .buffer = bytes, .length = length
+    };
     struct kvt_store_op *const ops[] = { &get };
     io_faulty_at(bench.image, IO_FAULTY_READ, 1, IO_FAULTY_HELD);
     assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
@@ -91,8 +100,11 @@ static void b10_a_read_that_races_with_eviction_is_exact_or_a_miss(void **state)
     uint32_t accepted = 0;
     for (uint32_t i = 0; i < 400; i++) {
         bench_fill(many + (size_t)i * length_small, length_small, 100 + i, 1);
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(100 + i), .generation = 1,
-                                         .buffer = many + (size_t)i * length_small, .length = length_small };
+        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT,
+                                         .name = bench_name(100 + i),
+                                         .generation = 1,
+                                         .buffer = many + (size_t)i * length_small,
+                                         .length = length_small };
         struct kvt_store_op *const put_ops[] = { &puts[i] };
         accepted += kvt_store_submit(bench.store, put_ops, 1);
         while (kvt_store_poll(bench.store, &done, 1) == 1) assert_ptr_not_equal(done, &get);
@@ -123,7 +135,9 @@ static void b15_another_space_or_generation_is_a_miss(void **state)
     assert_int_equal(bench_put(&bench, 7, 1000), KVT_OK);
     for (int reopened = 0; reopened < 2; reopened++) {
         uint8_t bytes[1000];
-        struct kvt_store_op op = { .kind = KVT_STORE_GET, .name = bench_name(7), .generation = 1, .buffer = bytes, .length = 1000 };
+        struct kvt_store_op op = {
+            .kind = KVT_STORE_GET, .name = bench_name(7), .generation = 1, .buffer = bytes, .length = 1000
+        };
         for (int word = 0; word < 2; word++) {
             for (int bit = 0; bit < 64; bit++) {
                 op.name = bench_name(7);
@@ -173,7 +187,8 @@ static void private_records_die_with_the_process(void **state)
     for (int times = 0; times < 2; times++) {
         bench_reopen(&bench);
         assert_int_equal(bench_stats(&bench).records, 30);
-        for (uint64_t i = 0; i < 60; i++) assert_int_equal(bench_get(&bench, i, 30 * KIB), i % 2 ? KVT_NOTFOUND : KVT_OK);
+        for (uint64_t i = 0; i < 60; i++)
+            assert_int_equal(bench_get(&bench, i, 30 * KIB), i % 2 ? KVT_NOTFOUND : KVT_OK);
     }
     bench_done(&bench);
 }
@@ -199,12 +214,13 @@ static void deletes_are_idempotent_and_a_put_after_one_is_served(void **state)
     bench_done(&bench);
 }
 
-/* ---- Reset --------------------------------------------------------------------------------------------------------- */
+/* ---- Reset ------------------------------------------------------------------------------------------------------- */
 
 static void b16_after_a_reset_nothing_of_before_is_ever_found(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
@@ -232,7 +248,9 @@ static void b16_what_is_in_flight_at_a_reset_is_not_published_after_it(void **st
     uint8_t bytes[2][5000], got[5000];
     struct kvt_store_op put = { .kind = KVT_STORE_PUT, .name = bench_name(2), .buffer = bytes[0], .length = 5000 };
     struct kvt_store_op queued = { .kind = KVT_STORE_PUT, .name = bench_name(3), .buffer = bytes[1], .length = 5000 };
-    struct kvt_store_op get = { .kind = KVT_STORE_GET, .name = bench_name(1), .generation = 1, .buffer = got, .length = 5000 };
+    struct kvt_store_op get = {
+        .kind = KVT_STORE_GET, .name = bench_name(1), .generation = 1, .buffer = got, .length = 5000
+    };
     memset(bytes, 1, sizeof bytes);
     struct kvt_store_op *ops[] = { &put, &get }, *done[3];
     io_faulty_at(bench.image, IO_FAULTY_WRITE, 1, IO_FAULTY_HELD);
@@ -279,7 +297,7 @@ static void a_reset_tells_held_records_as_lost_once(void **state)
     bench_done(&bench);
 }
 
-/* ---- Room ----------------------------------------------------------------------------------------------------------- */
+/* ---- Room -------------------------------------------------------------------------------------------------------- */
 
 static void what_was_read_outlives_what_was_not(void **state)
 {
@@ -303,7 +321,8 @@ static void what_was_read_outlives_what_was_not(void **state)
 static void held_records_stay_whatever_is_put(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
@@ -318,7 +337,8 @@ static void held_records_stay_whatever_is_put(void **state)
             }
         }
         for (uint64_t i = 0; i < 300; i++)
-            if (i % 100 == 50 || i % 10 == 3) assert_int_equal(bench_get(&bench, i, i % 100 == 50 ? 600 * KIB : 20 * KIB), KVT_OK);
+            if (i % 100 == 50 || i % 10 == 3)
+                assert_int_equal(bench_get(&bench, i, i % 100 == 50 ? 600 * KIB : 20 * KIB), KVT_OK);
         struct kvt_store_name lost;
         assert_int_equal(kvt_store_poll_lost(bench.store, &lost, 1), 0);
         assert_true(bench_stats(&bench).moved_records >= 30);
@@ -329,7 +349,8 @@ static void held_records_stay_whatever_is_put(void **state)
 static void with_everything_held_puts_are_refused_and_come_back_after_a_release(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench.config.held_bytes_max = UINT64_MAX;
@@ -371,7 +392,8 @@ static void held_records_of_the_smallest_size_are_never_lost(void **state)
     struct kvt_rng rng = { 5 };
     uint64_t held = 0;
     for (uint64_t i = 0; i < 6000; i++) {
-        const uint32_t length = i % 20 == 7 ? 1 + (uint32_t)kvt_rng_below(&rng, kvt_store_length_max(bench.store)) : 100;
+        const uint32_t length = i % 20 == 7 ? 1 + (uint32_t)kvt_rng_below(&rng, kvt_store_length_max(bench.store))
+                                            : 100;
         const struct kvt_store_name name = bench_name(i);
         if (bench_put(&bench, i, length) != KVT_OK || length != 100) continue;
         assert_true(kvt_store_hold(bench.store, &name, &found));
@@ -387,7 +409,8 @@ static void held_records_of_the_smallest_size_are_never_lost(void **state)
 static void compacting_gives_space_back_and_drops_nothing(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
@@ -406,7 +429,8 @@ static void compacting_gives_space_back_and_drops_nothing(void **state)
         for (uint64_t i = 0; i < 240; i += 4) assert_int_equal(bench_get(&bench, i, 20 * KIB), KVT_OK);
         struct kvt_store_listed listed[7];
         uint64_t cursor = 0, sum = 0, count = 0;
-        for (uint32_t n = kvt_store_list(bench.store, &cursor, listed, 7); n > 0; n = kvt_store_list(bench.store, &cursor, listed, 7)) {
+        for (uint32_t n = kvt_store_list(bench.store, &cursor, listed, 7); n > 0;
+             n = kvt_store_list(bench.store, &cursor, listed, 7)) {
             for (uint32_t i = 0; i < n; i++) sum += listed[i].name.key[0];
             count += n;
         }
@@ -453,7 +477,9 @@ static void b26_the_write_queue_is_bounded_and_the_excess_is_refused(void **stat
     struct kvt_store_op puts[100], *done[100];
     uint32_t accepted = 0;
     for (uint64_t i = 0; i < 100; i++) {
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(i), .buffer = bytes, .length = sizeof bytes };
+        puts[i] = (struct kvt_store_op){
+            .kind = KVT_STORE_PUT, .name = bench_name(i), .buffer = bytes, .length = sizeof bytes
+        };
         struct kvt_store_op *const ops[] = { &puts[i] };
         accepted += kvt_store_submit(bench.store, ops, 1);
         assert_int_equal(kvt_store_poll(bench.store, done, 100), 0);
@@ -481,7 +507,9 @@ static void small_puts_share_large_writes(void **state)
     static uint8_t bytes[4 * KIB];
     struct kvt_store_op puts[128], *ops[128], *done[128];
     for (uint64_t i = 0; i < 128; i++) {
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(i), .buffer = bytes, .length = sizeof bytes };
+        puts[i] = (struct kvt_store_op){
+            .kind = KVT_STORE_PUT, .name = bench_name(i), .buffer = bytes, .length = sizeof bytes
+        };
         ops[i] = &puts[i];
     }
     const uint64_t writes = io_faulty_counters(bench.image).writes;
@@ -522,7 +550,8 @@ static void the_eventfd_is_readable_while_there_is_something_to_poll(void **stat
 static void close_gives_every_op_back(void **state)
 {
     (void)state;
-    EVERY_WORLD(world) {
+    EVERY_WORLD(world)
+    {
         struct bench bench;
         world_init(&bench, world);
         bench_open(&bench);
@@ -530,8 +559,14 @@ static void close_gives_every_op_back(void **state)
         struct kvt_store_op puts[50], *ops[50];
         for (uint64_t i = 0; i < 50; i++) {
             bench_fill(bytes[i], sizeof bytes[i], i, 1);
-            puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(i), .generation = 1, .buffer = bytes[i],
-                                             .length = sizeof bytes[i], .form = 1, .tokens = 16, .status = KVT_BUSY };
+            puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT,
+                                             .name = bench_name(i),
+                                             .generation = 1,
+                                             .buffer = bytes[i],
+                                             .length = sizeof bytes[i],
+                                             .form = 1,
+                                             .tokens = 16,
+                                             .status = KVT_BUSY };
             ops[i] = &puts[i];
         }
         assert_int_equal(kvt_store_submit(bench.store, ops, 50), 50);

@@ -7,7 +7,9 @@ enum { KIB = 1024 };
 
 static struct kvt_store_op get_op(uint64_t key, void *bytes, uint32_t length)
 {
-    return (struct kvt_store_op){ .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = length };
+    return (struct kvt_store_op){
+        .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = length
+    };
 }
 
 /* Where the only valid record of this key lies on the disk: file number and offset. */
@@ -37,7 +39,7 @@ static void flip_on_disk(struct bench *bench, const char *file, uint64_t offset,
     assert_true(io_faulty_poke(bench->image, bench->path, file, offset, &byte, 1));
 }
 
-/* ---- Reads ----------------------------------------------------------------------------------------------------------- */
+/* ---- Reads ------------------------------------------------------------------------------------------------------- */
 
 static void b24_an_op_whose_disk_is_silent_comes_back_once_and_late(void **state)
 {
@@ -267,7 +269,8 @@ static void b63_after_a_crash_every_key_gives_its_bytes_or_a_miss(void **state)
         bench.config.capacity_bytes = 3 * KVT_MIB;
         bench_open(&bench);
         /* Several laps: recycled segments hold whole records of earlier laps behind the younger ones. */
-        for (uint64_t i = 0; i < count; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB - (uint32_t)(i / 200) * 512), KVT_OK);
+        for (uint64_t i = 0; i < count; i++)
+            assert_int_equal(bench_put(&bench, i, 20 * KIB - (uint32_t)(i / 200) * 512), KVT_OK);
         static bool was_there[800];
         uint64_t records = 0, again = 0;
         for (uint64_t i = 0; i < count; i++) records += was_there[i] = bench_has(&bench, i);
@@ -285,7 +288,8 @@ static void b63_after_a_crash_every_key_gives_its_bytes_or_a_miss(void **state)
 }
 
 /* Plants a valid record of this store at a free place of the open segment, and wants it to be nothing. */
-static void plant_and_look(struct bench *bench, const char *source_file, uint64_t source, const char *file, uint64_t target, uint64_t end)
+static void plant_and_look(struct bench *bench, const char *source_file, uint64_t source, const char *file,
+                           uint64_t target, uint64_t end)
 {
     static uint8_t record[3584];
     char next_file[24];
@@ -337,7 +341,7 @@ static void a_record_of_an_earlier_use_of_its_segment_is_no_record(void **state)
     bench_done(&bench);
 }
 
-/* ---- Writes ---------------------------------------------------------------------------------------------------------- */
+/* ---- Writes ------------------------------------------------------------------------------------------------------ */
 
 static void b32_a_short_write_is_finished_or_the_put_fails(void **state)
 {
@@ -358,7 +362,8 @@ static void b32_a_short_write_is_finished_or_the_put_fails(void **state)
     assert_true(written > 50);
     assert_int_equal(bench_stats(&bench).puts, written);
     for (int times = 0; times < 2; times++) {
-        for (uint64_t i = 0; i < 100; i++) assert_int_equal(bench_get(&bench, i, 30 * KIB), is_ok[i] ? KVT_OK : KVT_NOTFOUND);
+        for (uint64_t i = 0; i < 100; i++)
+            assert_int_equal(bench_get(&bench, i, 30 * KIB), is_ok[i] ? KVT_OK : KVT_NOTFOUND);
         bench_reopen(&bench);
     }
     bench_done(&bench);
@@ -396,7 +401,8 @@ static void a_lookup_during_the_write_is_a_miss(void **state)
     bench_open(&bench);
     assert_int_equal(bench_put(&bench, 1, 5000), KVT_OK);
     static uint8_t bytes[5000];
-    struct kvt_store_op put = { .kind = KVT_STORE_PUT, .name = bench_name(2), .buffer = bytes, .length = sizeof bytes }, *done;
+    struct kvt_store_op put = { .kind = KVT_STORE_PUT, .name = bench_name(2), .buffer = bytes, .length = sizeof bytes },
+                        *done;
     struct kvt_store_op *const ops[] = { &put };
     io_faulty_at(bench.image, IO_FAULTY_WRITE, 1, IO_FAULTY_HELD);
     assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
@@ -480,8 +486,12 @@ static void b35_every_submitted_op_gives_exactly_one_completion(void **state)
                 const uint32_t length = 1 + (uint32_t)(kvt_mix64(key) % LENGTH);
                 const bool is_put = kvt_rng_below(&rng, 2) == 0;
                 if (is_put) bench_fill(bytes[slot], length, key, 1);
-                ops[slot] = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET, .name = bench_name(key),
-                    .generation = 1, .buffer = bytes[slot], .length = is_put ? length : LENGTH, .user = &is_out[slot] };
+                ops[slot] = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET,
+                                                   .name = bench_name(key),
+                                                   .generation = 1,
+                                                   .buffer = bytes[slot],
+                                                   .length = is_put ? length : LENGTH,
+                                                   .user = &is_out[slot] };
                 struct kvt_store_op *const one[] = { &ops[slot] };
                 if (kvt_store_submit(bench.store, one, 1) == 1) {
                     is_out[slot] = true;
@@ -546,7 +556,8 @@ static void b34_every_length_works_on_a_disk_of_4096_byte_blocks(void **state)
     const uint32_t lengths[] = { 1, 64, 512, 4095, 4096, 4097, 65536 + 100, 500000 + 100 };
     for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) assert_int_equal(bench_put(&bench, i, lengths[i]), KVT_OK);
     for (int times = 0; times < 2; times++) {
-        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
+        for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++)
+            assert_int_equal(bench_get(&bench, i, lengths[i]), KVT_OK);
         bench_reopen(&bench);
     }
     assert_int_equal(bench_stats(&bench).alignment, 4096);
@@ -582,7 +593,9 @@ static void a_sync_that_gave_up_does_not_make_the_next_one_lie(void **state)
     struct kvt_store_op puts[2], *done[2];
     assert_int_equal(bench_put(&bench, 0, 1000), KVT_OK);
     for (uint64_t i = 0; i < 2; i++)
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(1 + i), .buffer = bytes[i], .length = 1000 };
+        puts[i] = (struct kvt_store_op){
+            .kind = KVT_STORE_PUT, .name = bench_name(1 + i), .buffer = bytes[i], .length = 1000
+        };
     struct kvt_store_op *ops[] = { &puts[0] };
     io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_HELD, 1000000);
     assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);

@@ -1,10 +1,10 @@
 /*
  * store: mutated directories, as many as fit in KVTIER_FUZZ_SECONDS (2 by default). Meant for ASan and UBSan.
  *
- * A small store is built, its files are damaged: bits, bytes, blocks moved, swapped, cut off, fields set to extremes, checksums made
- * to hold again. Then it is opened and used. The oracle: it opens or refuses in one line; a get is exact or a miss; it goes on working.
- * Whoever can make checksums hold can forge the name of a record, so in a store without a key those fields are left alone; in an
- * encrypted one everything is forged.
+ * A small store is built, its files are damaged: bits, bytes, blocks moved, swapped, cut off, fields set to extremes,
+ * checksums made to hold again. Then it is opened and used. The oracle: it opens or refuses in one line; a get is exact
+ * or a miss; it goes on working. Whoever can make checksums hold can forge the name of a record, so in a store without
+ * a key those fields are left alone; in an encrypted one everything is forged.
  *
  * KVTIER_FUZZ_SEED replays from one seed on.
  */
@@ -16,7 +16,10 @@
 enum { KIB = 1024, KEYS = 70, SEGMENTS = 8 };
 static const uint8_t secret[32] = { 42 };
 
-static uint32_t length_of(uint64_t key) { return 1 + (uint32_t)(kvt_mix64(key) % (key % 16 == 3 ? 50 * KIB : 9 * KIB)); }
+static uint32_t length_of(uint64_t key)
+{
+    return 1 + (uint32_t)(kvt_mix64(key) % (key % 16 == 3 ? 50 * KIB : 9 * KIB));
+}
 
 static void build(struct bench *bench, struct kvt_rng *rng)
 {
@@ -34,7 +37,11 @@ static void build(struct bench *bench, struct kvt_rng *rng)
     io_faulty_power_cycle(bench->image);
 }
 
-struct file { char name[24]; uint64_t size; uint8_t *bytes; };
+struct file {
+    char name[24];
+    uint64_t size;
+    uint8_t *bytes;
+};
 
 static uint32_t read_files(struct bench *bench, struct file *files)
 {
@@ -53,11 +60,14 @@ static uint32_t read_files(struct bench *bench, struct file *files)
 
 static void spoil(uint8_t *bytes, uint64_t size, struct kvt_rng *rng)
 {
-    static const uint64_t extremes[] = { 0, 1, 127, 512, 4096, 65536, INT32_MAX, UINT32_MAX, (uint64_t)1 << 47, INT64_MAX, UINT64_MAX };
+    static const uint64_t extremes[] = {
+        0, 1, 127, 512, 4096, 65536, INT32_MAX, UINT32_MAX, (uint64_t)1 << 47, INT64_MAX, UINT64_MAX
+    };
     for (uint64_t n = 1 + kvt_rng_below(rng, 4); n > 0; n--) {
         const uint64_t at = kvt_rng_below(rng, size);
         const uint64_t width = kvt_min_u64((uint64_t)1 << kvt_rng_below(rng, 4), size - at);
-        const uint64_t value = kvt_rng_below(rng, 2) ? extremes[kvt_rng_below(rng, KVT_ARRAY_COUNT(extremes))] : kvt_rng_next(rng);
+        const uint64_t value = kvt_rng_below(rng, 2) ? extremes[kvt_rng_below(rng, KVT_ARRAY_COUNT(extremes))]
+                                                     : kvt_rng_next(rng);
         if (kvt_rng_below(rng, 3) == 0) bytes[at] ^= (uint8_t)(1u << kvt_rng_below(rng, 8));
         else memcpy(bytes + at, &value, width);
     }
@@ -107,18 +117,22 @@ static void forge(struct file *file, bool is_sealed, struct kvt_rng *rng)
     for (uint64_t skip = kvt_rng_below(rng, 12);; skip--) { /* one of the records, as far as they follow each other */
         struct kvt_record_header header;
         memcpy(&header, file->bytes + at, sizeof header);
-        if (skip == 0 || header.magic != KVT_RECORD_MAGIC || header.stored == 0 || header.stored > file->size || at + header.stored + 4096 > file->size) break;
+        if (skip == 0 || header.magic != KVT_RECORD_MAGIC || header.stored == 0 || header.stored > file->size
+            || at + header.stored + 4096 > file->size)
+            break;
         at += header.stored;
     }
     uint8_t *record = file->bytes + at;
     const uint64_t first = is_sealed ? 0 : offsetof(struct kvt_record_header, length);
-    const uint64_t end = is_sealed ? offsetof(struct kvt_record_header, crc) : offsetof(struct kvt_record_header, payload_crc);
+    const uint64_t end = is_sealed ? offsetof(struct kvt_record_header, crc)
+                                   : offsetof(struct kvt_record_header, payload_crc);
     spoil(record + first, end - first, rng);
     if (is_sealed && kvt_rng_below(rng, 2)) { /* other bytes, and a checksum that says they are right */
         struct kvt_record_header header;
         spoil(record + sizeof header, 300, rng);
         memcpy(&header, record, sizeof header);
-        header.payload_crc = kvt_crc32c(0, record + sizeof header, kvt_min_u64(header.length, file->size - at - sizeof header));
+        header.payload_crc = kvt_crc32c(0, record + sizeof header,
+                                        kvt_min_u64(header.length, file->size - at - sizeof header));
         memcpy(record, &header, sizeof header);
     }
     if (is_fixed) fix(record, offsetof(struct kvt_record_header, crc));
@@ -135,7 +149,8 @@ static void mutate(struct file *files, uint32_t count, bool is_sealed, struct kv
     case 0: memmove(file->bytes + target, other->bytes + source, size); return; /* misdirected, or stale */
     case 1: memset(file->bytes + target, kvt_rng_below(rng, 2) ? 0 : 0xff, size); return;
     case 2: spoil(file->bytes, file->size, rng); return;
-    case 3: memcpy(file->bytes, other->bytes, kvt_min_u64(file->size, other->size)); return; /* one segment in the place of another */
+    /* one segment in the place of another */
+    case 3: memcpy(file->bytes, other->bytes, kvt_min_u64(file->size, other->size)); return;
     default: forge(file, is_sealed, rng);
     }
 }
@@ -149,7 +164,8 @@ static void damage(struct bench *bench, bool is_sealed, struct kvt_rng *rng)
     for (uint32_t i = 0; i < count; i++) {
         assert_true(io_faulty_poke(bench->image, bench->path, files[i].name, 0, files[i].bytes, files[i].size));
         if (kvt_rng_below(rng, 12) == 0)
-            assert_true(io_faulty_truncate(bench->image, bench->path, files[i].name, kvt_rng_below(rng, files[i].size / 512) * 512));
+            assert_true(io_faulty_truncate(bench->image, bench->path, files[i].name,
+                                           kvt_rng_below(rng, files[i].size / 512) * 512));
         kvt_free(files[i].bytes);
     }
 }
@@ -158,7 +174,10 @@ static void read_all(struct bench *bench, uint64_t seed)
 {
     static uint8_t bytes[60 * KIB];
     for (uint64_t key = 0; key < KEYS + 10; key++) {
-        struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_GENERATION_ANY, .name = bench_name(key), .buffer = bytes,
+        struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                                   .flags = KVT_STORE_GENERATION_ANY,
+                                   .name = bench_name(key),
+                                   .buffer = bytes,
                                    .length = sizeof bytes };
         if (bench_run(bench, &op) != KVT_OK) continue;
         if (op.ret_generation != 1 || op.ret_length != length_of(key) || !bench_is_filled(bytes, op.ret_length, key, 1))
@@ -178,7 +197,8 @@ static void use(struct bench *bench, uint64_t seed, struct kvt_rng *rng)
         struct kvt_store_found found;
         (void)kvt_store_hold(bench->store, &name, &found);
     }
-    for (uint64_t key = 1000; key < 1030; key++) (void)bench_put(bench, key, 12 * KIB); /* may be FULL: what was forged is held */
+    /* may be FULL: what was forged is held */
+    for (uint64_t key = 1000; key < 1030; key++) (void)bench_put(bench, key, 12 * KIB);
     if (kvt_rng_below(rng, 3) == 0) assert_int_equal(kvt_store_compact(bench->store), KVT_OK);
     read_all(bench, seed);
     struct kvt_store_listed listed[16];
@@ -211,7 +231,8 @@ static void a_mutated_directory_gives_exact_bytes_or_misses(void **state)
         use(&bench, seed, &rng);
         bench_done(&bench);
     }
-    print_message("%llu directories, seeds from %llu on\n", (unsigned long long)(seed - first), (unsigned long long)first);
+    print_message("%llu directories, seeds from %llu on\n", (unsigned long long)(seed - first),
+                  (unsigned long long)first);
 }
 
 int main(void)

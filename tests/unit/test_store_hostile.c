@@ -1,6 +1,8 @@
 /*
- * store: a directory that somebody wrote into. Whatever its blocks say, with checksums that hold or not: the store opens, or
- * refuses in one line; every get is exact or a miss; puts work; nothing is read or written out of bounds (run it under ASan).
+ * store: a directory that somebody wrote into. Whatever its blocks say, with checksums that hold or not: the store
+ *        opens, or
+ * refuses in one line; every get is exact or a miss; puts work; nothing is read or written out of bounds (run it under
+ * ASan).
  */
 #include "tests/unit/store_bench.h"
 
@@ -19,7 +21,11 @@ static void build(struct bench *bench)
     kvt_store_close(&bench->store);
 }
 
-struct target { char file[24]; uint64_t offset; uint32_t size, crc_at; };
+struct target {
+    char file[24];
+    uint64_t offset;
+    uint32_t size, crc_at;
+};
 
 /* Picks a block with a checksum of its own. */
 static struct target pick(struct bench *bench, struct kvt_rng *rng)
@@ -44,7 +50,8 @@ static struct target pick(struct bench *bench, struct kvt_rng *rng)
         target.size = sizeof(struct kvt_segment_footer);
         target.crc_at = offsetof(struct kvt_segment_footer, crc);
         break;
-    default: /* the first record's lengths, form and tokens: its name is not forged, since nothing but a MAC could tell */
+    /* the first record's lengths, form and tokens: its name is not forged, since nothing but a MAC could tell */
+    default:
         target.offset = KVT_STORE_BLOCK_BYTES;
         target.size = sizeof(struct kvt_record_header);
         target.crc_at = offsetof(struct kvt_record_header, crc);
@@ -74,7 +81,8 @@ static void damage_block(struct bench *bench, struct kvt_rng *rng)
 {
     const struct target target = pick(bench, rng);
     uint8_t bytes[256];
-    if (target.size == 0 || !io_faulty_peek(bench->image, bench->path, target.file, target.offset, bytes, target.size)) return;
+    if (target.size == 0 || !io_faulty_peek(bench->image, bench->path, target.file, target.offset, bytes, target.size))
+        return;
     change(bytes, &target, rng);
     if (kvt_rng_below(rng, 4) > 0) { /* as somebody would who knows the format */
         const uint32_t crc = kvt_crc32c(0, bytes, target.crc_at);
@@ -96,7 +104,8 @@ static void damage_summary(struct bench *bench, struct kvt_rng *rng)
     if (footer.magic != KVT_FOOTER_MAGIC || bytes == 0 || bytes > 65536) return;
     static uint8_t entries[65536];
     if (!io_faulty_peek(bench->image, bench->path, file, footer.summary_offset, entries, bytes)) return;
-    for (uint64_t n = 1 + kvt_rng_below(rng, 8); n > 0; n--) entries[kvt_rng_below(rng, bytes)] = (uint8_t)kvt_rng_next(rng);
+    for (uint64_t n = 1 + kvt_rng_below(rng, 8); n > 0; n--)
+        entries[kvt_rng_below(rng, bytes)] = (uint8_t)kvt_rng_next(rng);
     footer.summary_crc = kvt_crc32c(0, entries, bytes);
     footer.crc = kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc));
     assert_true(io_faulty_poke(bench->image, bench->path, file, footer.summary_offset, entries, bytes));
@@ -112,7 +121,10 @@ static void check(struct bench *bench, uint64_t seed)
     }
     for (uint64_t key = 0; key < KEYS; key++) {
         static uint8_t bytes[40 * KIB + 1];
-        struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_GENERATION_ANY, .name = bench_name(key), .buffer = bytes,
+        struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                                   .flags = KVT_STORE_GENERATION_ANY,
+                                   .name = bench_name(key),
+                                   .buffer = bytes,
                                    .length = sizeof bytes };
         if (bench_run(bench, &op) != KVT_OK) continue;
         if (op.ret_length != length_of(key) || !bench_is_filled(bytes, op.ret_length, key, 1))
@@ -137,10 +149,8 @@ static void whatever_a_directory_says_gets_are_exact_or_misses(void **state)
         bench_init_faulty(&bench, seed);
         build(&bench);
         for (uint64_t n = 1 + kvt_rng_below(&rng, 4); n > 0; n--) {
-            if (kvt_rng_below(&rng, 3) == 0)
-                damage_summary(&bench, &rng);
-            else
-                damage_block(&bench, &rng);
+            if (kvt_rng_below(&rng, 3) == 0) damage_summary(&bench, &rng);
+            else damage_block(&bench, &rng);
         }
         check(&bench, seed);
         bench_done(&bench);

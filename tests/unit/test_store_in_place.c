@@ -1,4 +1,7 @@
-/* store: records that move between the device and the caller's memory without a copy. Same bytes, same trust, same format. */
+/*
+ * store: records that move between the device and the caller's memory without a copy. Same bytes, same trust, same
+ * format.
+ */
 #include "tests/unit/store_bench.h"
 
 #include "tiers/store_format.h"
@@ -24,15 +27,25 @@ static int memory_unmap(void **state)
 static enum kvt_status put(struct bench *bench, uint64_t key, uint32_t length, uint32_t flags, uint8_t *bytes)
 {
     bench_fill(bytes, length, key, 1);
-    struct kvt_store_op op = { .kind = KVT_STORE_PUT, .flags = flags, .name = bench_name(key), .generation = 1, .buffer = bytes,
-                               .length = length, .form = 1, .tokens = 16 };
+    struct kvt_store_op op = { .kind = KVT_STORE_PUT,
+                               .flags = flags,
+                               .name = bench_name(key),
+                               .generation = 1,
+                               .buffer = bytes,
+                               .length = length,
+                               .form = 1,
+                               .tokens = 16 };
     return bench_run(bench, &op);
 }
 
 static enum kvt_status get(struct bench *bench, uint64_t key, uint32_t length, uint32_t flags, uint8_t *bytes)
 {
     memset(bytes, 0xa5, length + 64);
-    struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = flags, .name = bench_name(key), .generation = 1, .buffer = bytes,
+    struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                               .flags = flags,
+                               .name = bench_name(key),
+                               .generation = 1,
+                               .buffer = bytes,
                                .length = length };
     const enum kvt_status status = bench_run(bench, &op);
     if (status == KVT_OK) {
@@ -45,10 +58,8 @@ static enum kvt_status get(struct bench *bench, uint64_t key, uint32_t length, u
 
 static void init(struct bench *bench, bool is_faulty)
 {
-    if (is_faulty)
-        bench_init_faulty(bench, 5);
-    else
-        bench_init(bench, NULL, false);
+    if (is_faulty) bench_init_faulty(bench, 5);
+    else bench_init(bench, NULL, false);
     bench->config.capacity_bytes = 64 * MIB;
     bench->config.staging_bytes = 4 * MIB;
     bench_open(bench);
@@ -57,16 +68,19 @@ static void init(struct bench *bench, bool is_faulty)
 static void bytes_are_the_same_in_place_and_copied_whoever_wrote_them(void **state)
 {
     (void)state;
-    static const uint32_t lengths[] = { 512, 32 * KIB, 64 * KIB, 64 * KIB + 8, 256 * KIB, 256 * KIB - 512, MIB, MIB + 512, 4 * MIB, 4 * MIB + 512 };
+    static const uint32_t lengths[] = { 512, 32 * KIB,  64 * KIB, 64 * KIB + 8, 256 * KIB, 256 * KIB - 512,
+                                        MIB, MIB + 512, 4 * MIB,  4 * MIB + 512 };
     for (int is_faulty = 0; is_faulty < 2; is_faulty++) {
         struct bench bench;
         init(&bench, is_faulty);
         for (uint32_t round = 0; round < 2; round++) {
             for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) {
                 for (uint64_t way = 0; way < 2 && round == 0; way++)
-                    assert_int_equal(put(&bench, 2 * i + way, lengths[i], way ? KVT_STORE_IN_PLACE : 0, memory), KVT_OK);
+                    assert_int_equal(put(&bench, 2 * i + way, lengths[i], way ? KVT_STORE_IN_PLACE : 0, memory),
+                                     KVT_OK);
                 for (uint64_t way = 0; way < 4; way++)
-                    assert_int_equal(get(&bench, 2 * i + way % 2, lengths[i], way < 2 ? KVT_STORE_IN_PLACE : 0, memory), KVT_OK);
+                    assert_int_equal(get(&bench, 2 * i + way % 2, lengths[i], way < 2 ? KVT_STORE_IN_PLACE : 0, memory),
+                                     KVT_OK);
             }
             bench_reopen(&bench); /* the open segment is walked: every record is found and checked there, too */
             assert_int_equal(bench_stats(&bench).recovered_records, 2 * KVT_ARRAY_COUNT(lengths));
@@ -99,8 +113,12 @@ static void a_long_record_of_any_length_is_got_in_place_where_its_padding_fits(v
         for (uint64_t i = 0; i < KVT_ARRAY_COUNT(lengths); i++) {
             for (uint32_t room = 0; room <= 1024; room += 256) {
                 memset(memory, 0xa5, lengths[i] + room + 64);
-                struct kvt_store_op op = { .kind = KVT_STORE_GET, .flags = KVT_STORE_IN_PLACE, .name = bench_name(i), .generation = 1,
-                                           .buffer = memory, .length = lengths[i] + room };
+                struct kvt_store_op op = { .kind = KVT_STORE_GET,
+                                           .flags = KVT_STORE_IN_PLACE,
+                                           .name = bench_name(i),
+                                           .generation = 1,
+                                           .buffer = memory,
+                                           .length = lengths[i] + room };
                 assert_int_equal(bench_run(&bench, &op), KVT_OK);
                 assert_int_equal(op.ret_length, lengths[i]);
                 assert_true(bench_is_filled(memory, lengths[i], i, 1));
@@ -130,7 +148,8 @@ static void b47_a_flipped_bit_is_a_miss_in_place(void **state)
     for (size_t i = 0; i < KVT_ARRAY_COUNT(places); i++) {
         struct bench bench;
         init(&bench, true);
-        for (uint64_t key = 0; key < 3; key++) assert_int_equal(put(&bench, key, 256 * KIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
+        for (uint64_t key = 0; key < 3; key++)
+            assert_int_equal(put(&bench, key, 256 * KIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
         const uint64_t at = offset_of(&bench, 1) + places[i];
         uint8_t byte;
         assert_true(io_faulty_peek(bench.image, bench.path, "segment-000000", at, &byte, 1));
@@ -198,7 +217,8 @@ static void a_held_record_is_copied_forward_and_got_in_place(void **state)
             assert_int_equal(put(&bench, key, key ? 256 * KIB : 3 * MIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
             assert_true(kvt_store_hold(bench.store, &name, &found));
         }
-        for (uint64_t key = 2; key < 100; key++) assert_int_equal(put(&bench, key, MIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
+        for (uint64_t key = 2; key < 100; key++)
+            assert_int_equal(put(&bench, key, MIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
         assert_true(bench_stats(&bench).moved_records >= 2);
         assert_int_equal(get(&bench, 0, 3 * MIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
         assert_int_equal(get(&bench, 1, 256 * KIB, KVT_STORE_IN_PLACE, memory), KVT_OK);
@@ -221,8 +241,12 @@ static void many_at_once_of_all_sizes_come_back_exact(void **state)
                 const uint32_t length = (uint32_t)(i % 3 == 0 ? 512 * KIB : i % 3 == 1 ? 1000 + i : 64 * KIB);
                 if (kind == 0) bench_fill(bytes, length, i, 1);
                 else memset(bytes, 0, SPAN);
-                ops[i] = (struct kvt_store_op){ .kind = kind == 0 ? KVT_STORE_PUT : KVT_STORE_GET, .flags = KVT_STORE_IN_PLACE,
-                                                .name = bench_name(i), .generation = 1, .buffer = bytes, .length = length };
+                ops[i] = (struct kvt_store_op){ .kind = kind == 0 ? KVT_STORE_PUT : KVT_STORE_GET,
+                                                .flags = KVT_STORE_IN_PLACE,
+                                                .name = bench_name(i),
+                                                .generation = 1,
+                                                .buffer = bytes,
+                                                .length = length };
                 listed[i] = &ops[i];
             }
             assert_int_equal(kvt_store_submit(bench.store, listed, OPS), OPS);

@@ -1,5 +1,6 @@
 /*
- * store: what it bounds and what it promises of puts: bytes written a day, time to drain, bytes held, and the watermark.
+ * store: what it bounds and what it promises of puts: bytes written a day, time to drain, bytes held, and the
+ *        watermark.
  */
 #include "tests/unit/store_bench.h"
 
@@ -8,9 +9,9 @@
 
 enum { KIB = 1024 };
 #define SECOND UINT64_C(1000000000)
-#define HOUR   (3600 * SECOND)
+#define HOUR (3600 * SECOND)
 
-/* ---- Endurance ------------------------------------------------------------------------------------------------------ */
+/* ---- Endurance --------------------------------------------------------------------------------------------------- */
 
 static void what_was_written_leaves_the_day_after_a_day(void **state)
 {
@@ -84,7 +85,7 @@ static void the_days_budget_is_obeyed_over_restarts_and_comes_back(void **state)
     bench_done(&bench);
 }
 
-/* ---- Time to drain ---------------------------------------------------------------------------------------------------- */
+/* ---- Time to drain ----------------------------------------------------------------------------------------------- */
 
 static void the_queue_is_bounded_by_the_time_to_drain_it_at_the_measured_speed(void **state)
 {
@@ -92,7 +93,7 @@ static void the_queue_is_bounded_by_the_time_to_drain_it_at_the_measured_speed(v
     struct kvt_pace pace = { .drain_ns_max = SECOND };
     uint64_t now = 5 * SECOND;
     assert_true(kvt_pace_allows(&pace, 1u << 30, 1, now)); /* nothing is known yet */
-    for (int i = 0; i < 100; i++) { /* 1 MiB in 10 ms, with pauses that do not count */
+    for (int i = 0; i < 100; i++) {                        /* 1 MiB in 10 ms, with pauses that do not count */
         kvt_pace_begin(&pace, now);
         now += SECOND / 100;
         kvt_pace_end(&pace, KVT_MIB, now);
@@ -119,7 +120,9 @@ static void b26_a_disk_that_turns_slow_drops_puts_and_never_grows_a_queue(void *
     uint32_t accepted = 0, refused = 0;
     for (uint32_t i = 0; i < 64; i++) {
         bench_fill(bytes, sizeof bytes, 7, 1);
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(100 + i), .buffer = bytes, .length = sizeof bytes };
+        puts[i] = (struct kvt_store_op){
+            .kind = KVT_STORE_PUT, .name = bench_name(100 + i), .buffer = bytes, .length = sizeof bytes
+        };
         struct kvt_store_op *const ops[] = { &puts[i] };
         if (kvt_store_submit(bench.store, ops, 1) == 1) accepted++;
         else refused++;
@@ -142,7 +145,7 @@ static void b26_a_disk_that_turns_slow_drops_puts_and_never_grows_a_queue(void *
     bench_done(&bench);
 }
 
-/* ---- Pins --------------------------------------------------------------------------------------------------------------- */
+/* ---- Pins -------------------------------------------------------------------------------------------------------- */
 
 static void pins_cannot_fill_the_store(void **state)
 {
@@ -172,14 +175,19 @@ static void pins_cannot_fill_the_store(void **state)
     bench_done(&bench);
 }
 
-/* ---- The watermark -------------------------------------------------------------------------------------------------------- */
+/* ---- The watermark ----------------------------------------------------------------------------------------------- */
 
 static uint64_t put_number(struct bench *bench, uint64_t key)
 {
     static uint8_t bytes[3000];
     bench_fill(bytes, sizeof bytes, key, 1);
-    struct kvt_store_op op = { .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = sizeof bytes,
-                               .form = 1, .tokens = 16 };
+    struct kvt_store_op op = { .kind = KVT_STORE_PUT,
+                               .name = bench_name(key),
+                               .generation = 1,
+                               .buffer = bytes,
+                               .length = sizeof bytes,
+                               .form = 1,
+                               .tokens = 16 };
     assert_int_equal(bench_run(bench, &op), KVT_OK);
     return op.ret_number;
 }
@@ -225,8 +233,13 @@ static void a_commit_waits_for_the_puts_that_were_accepted_before_it(void **stat
         struct kvt_store_op puts[PUTS], *ops[PUTS], *done[PUTS];
         for (uint64_t key = 0; key < PUTS; key++) {
             bench_fill(bytes[key], LENGTH, key, 1);
-            puts[key] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes[key],
-                                               .length = LENGTH, .form = 1, .tokens = 16 };
+            puts[key] = (struct kvt_store_op){ .kind = KVT_STORE_PUT,
+                                               .name = bench_name(key),
+                                               .generation = 1,
+                                               .buffer = bytes[key],
+                                               .length = LENGTH,
+                                               .form = 1,
+                                               .tokens = 16 };
             ops[key] = &puts[key];
         }
         assert_int_equal(kvt_store_submit(bench.store, ops, PUTS), PUTS);
@@ -256,7 +269,11 @@ static void a_commit_that_failed_moves_no_watermark_and_the_next_one_does(void *
     bench_done(&bench);
 }
 
-struct committer { struct bench *bench; uint64_t first_key; bool is_good; };
+struct committer {
+    struct bench *bench;
+    uint64_t first_key;
+    bool is_good;
+};
 
 static void *put_and_wait(void *user)
 {
@@ -264,7 +281,9 @@ static void *put_and_wait(void *user)
     uint8_t bytes[512] = { 1 };
     committer->is_good = true;
     for (uint64_t i = 0; i < 20; i++) {
-        struct kvt_store_op op = { .kind = KVT_STORE_PUT, .name = bench_name(committer->first_key + i), .buffer = bytes, .length = sizeof bytes };
+        struct kvt_store_op op = {
+            .kind = KVT_STORE_PUT, .name = bench_name(committer->first_key + i), .buffer = bytes, .length = sizeof bytes
+        };
         struct kvt_store_op *const ops[] = { &op };
         while (kvt_store_submit(committer->bench->store, ops, 1) != 1) {}
         const uint64_t number = op.ret_number;
@@ -273,7 +292,8 @@ static void *put_and_wait(void *user)
         /* Ops come back to whoever polls: this one's own, or another thread's. It is on this stack, so it must be back. */
         struct kvt_store_op *done[1];
         while (__atomic_load_n(&op.user, __ATOMIC_ACQUIRE) == NULL)
-            if (kvt_store_poll(committer->bench->store, done, 1) == 1) __atomic_store_n(&done[0]->user, done[0], __ATOMIC_RELEASE);
+            if (kvt_store_poll(committer->bench->store, done, 1) == 1)
+                __atomic_store_n(&done[0]->user, done[0], __ATOMIC_RELEASE);
     }
     return NULL;
 }

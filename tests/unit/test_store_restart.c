@@ -1,5 +1,6 @@
 /*
- * store: a restart with many small records finds them all. KVTIER_RESTART_RECORDS=1000000 by hand: the time is printed (about a
+ * store: a restart with many small records finds them all. KVTIER_RESTART_RECORDS=1000000 by hand: the time is printed
+ *        (about a
  * second is the aim), and nothing depends on it.
  */
 #include "tests/unit/store_bench.h"
@@ -28,7 +29,9 @@ static void put_many(struct bench *bench, uint64_t count)
             struct kvt_store_op *op = free_ops[free_count - 1];
             uint8_t *buffer = bytes[op - ops];
             memcpy(buffer, &next, sizeof next);
-            *op = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(next), .generation = 1, .buffer = buffer, .length = LENGTH };
+            *op = (struct kvt_store_op){
+                .kind = KVT_STORE_PUT, .name = bench_name(next), .generation = 1, .buffer = buffer, .length = LENGTH
+            };
             if (kvt_store_submit(bench->store, &op, 1) != 1) break;
             free_count--;
             next++;
@@ -50,7 +53,8 @@ static void a_restart_finds_every_record(void **state)
     const uint64_t count = more ? strtoull(more, NULL, 10) : 30000;
     struct bench bench;
     bench_init(&bench, NULL, false);
-    bench.config.capacity_bytes = (count / 16384 + 4) * 65 * KVT_MIB; /* 16384 records in a segment of 64 MiB, at most */
+    /* 16384 records in a segment of 64 MiB, at most */
+    bench.config.capacity_bytes = (count / 16384 + 4) * 65 * KVT_MIB;
     bench.config.staging_bytes = 0;
     bench_open(&bench);
     put_many(&bench, count);
@@ -59,14 +63,17 @@ static void a_restart_finds_every_record(void **state)
     for (int round = 0; round < 3; round++) {
         const double start = seconds(CLOCK_MONOTONIC), start_cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
         bench_open(&bench);
-        print_message("%llu records in %llu segments: opened in %.3f s, %.3f s of CPU\n", (unsigned long long)bench_stats(&bench).recovered_records,
+        print_message("%llu records in %llu segments: opened in %.3f s, %.3f s of CPU\n",
+                      (unsigned long long)bench_stats(&bench).recovered_records,
                       (unsigned long long)bench_stats(&bench).segments, seconds(CLOCK_MONOTONIC) - start,
                       seconds(CLOCK_PROCESS_CPUTIME_ID) - start_cpu);
         assert_int_equal(bench_stats(&bench).records, count);
         assert_int_equal(bench_stats(&bench).live_bytes, live_bytes);
         for (uint64_t key = 0; key < count; key += count / 50) {
             uint8_t bytes[LENGTH];
-            struct kvt_store_op op = { .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = LENGTH };
+            struct kvt_store_op op = {
+                .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = LENGTH
+            };
             assert_int_equal(bench_run(&bench, &op), KVT_OK);
             assert_memory_equal(bytes, &key, sizeof key);
         }

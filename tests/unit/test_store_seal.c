@@ -15,7 +15,7 @@ static void init(struct bench *bench, uint64_t seed)
     bench->config.key = key_a;
 }
 
-/* ---- Bytes ------------------------------------------------------------------------------------------------------------- */
+/* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
 static void what_opens_is_what_was_sealed_under_every_cipher(void **state)
 {
@@ -29,8 +29,13 @@ static void what_opens_is_what_was_sealed_under_every_cipher(void **state)
         kvt_seal_set_cipher(seal, ciphers[c]);
         for (uint32_t length = 1; length <= sizeof plain; length = length * 3 + 1) {
             bench_fill(plain, length, length, c);
-            struct kvt_seal_subject subject = { .store_id = 1, .epoch = 2, .name = { 3, 4, 5, 6 }, .generation = 7, .length = length,
-                                                .tokens = 8, .form = 1 };
+            struct kvt_seal_subject subject = { .store_id = 1,
+                                                .epoch = 2,
+                                                .name = { 3, 4, 5, 6 },
+                                                .generation = 7,
+                                                .length = length,
+                                                .tokens = 8,
+                                                .form = 1 };
             kvt_seal_bytes(seal, &subject, plain, sealed);
             assert_true(kvt_unseal_bytes(seal, &subject, sealed, opened));
             assert_memory_equal(opened, plain, length);
@@ -40,7 +45,8 @@ static void what_opens_is_what_was_sealed_under_every_cipher(void **state)
                 sealed[bit / 8] ^= (uint8_t)(1u << bit % 8);
             }
             for (size_t i = 0; i < sizeof subject; i++) {
-                if (i >= offsetof(struct kvt_seal_subject, length) && i < offsetof(struct kvt_seal_subject, tokens)) continue;
+                if (i >= offsetof(struct kvt_seal_subject, length) && i < offsetof(struct kvt_seal_subject, tokens))
+                    continue;
                 struct kvt_seal_subject other = subject;
                 ((uint8_t *)&other)[i] ^= 0x10;
                 assert_false(kvt_unseal_bytes(seal, &other, sealed, opened));
@@ -73,9 +79,12 @@ static void the_same_bytes_are_never_sealed_alike(void **state)
     kvt_seal_close(&next);
 }
 
-/* ---- The store ---------------------------------------------------------------------------------------------------------- */
+/* ---- The store --------------------------------------------------------------------------------------------------- */
 
-static uint32_t length_of(uint64_t key) { return key % 37 == 5 ? 700 * KIB : 1 + (uint32_t)(kvt_mix64(key) % (60 * KIB)); }
+static uint32_t length_of(uint64_t key)
+{
+    return key % 37 == 5 ? 700 * KIB : 1 + (uint32_t)(kvt_mix64(key) % (60 * KIB));
+}
 
 static void records_of_every_size_come_back_after_reopening_and_copying_forward(void **state)
 {
@@ -142,19 +151,24 @@ static void no_payload_lies_on_the_disk_in_the_clear(void **state)
     }
 }
 
-/* Changes one bit of the payload of the record at 4096, and makes the checksums hold as somebody would who knows the format. */
+/*
+ * Changes one bit of the payload of the record at 4096, and makes the checksums hold as somebody would who knows the
+ * format.
+ */
 static void tamper(struct bench *bench, uint64_t bit)
 {
     struct kvt_record_header header;
     static uint8_t payload[KIB * 64];
     assert_true(io_faulty_peek(bench->image, bench->path, "segment-000000", 4096, &header, sizeof header));
     assert_int_equal(header.magic, KVT_RECORD_MAGIC);
-    assert_true(io_faulty_peek(bench->image, bench->path, "segment-000000", 4096 + sizeof header, payload, header.length));
+    assert_true(
+        io_faulty_peek(bench->image, bench->path, "segment-000000", 4096 + sizeof header, payload, header.length));
     payload[bit / 8 % header.length] ^= (uint8_t)(1u << bit % 8);
     header.payload_crc = kvt_crc32c(0, payload, header.length);
     header.crc = kvt_crc32c(0, &header, offsetof(struct kvt_record_header, crc));
     assert_true(io_faulty_poke(bench->image, bench->path, "segment-000000", 4096, &header, sizeof header));
-    assert_true(io_faulty_poke(bench->image, bench->path, "segment-000000", 4096 + sizeof header, payload, header.length));
+    assert_true(
+        io_faulty_poke(bench->image, bench->path, "segment-000000", 4096 + sizeof header, payload, header.length));
 }
 
 static void a_tampered_record_is_a_miss_and_forgotten_and_the_next_put_heals_it(void **state)
@@ -257,7 +271,11 @@ static void under_another_key_or_none_everything_is_a_miss_and_no_error(void **s
 }
 
 /* Sessions and counters of all records that lie in the segments, of this use or an earlier one. */
-struct nonce { uint8_t session[16]; uint64_t counter; uint64_t sequence; };
+struct nonce {
+    uint8_t session[16];
+    uint64_t counter;
+    uint64_t sequence;
+};
 
 static int by_nonce(const void *a, const void *b) { return memcmp(a, b, offsetof(struct nonce, sequence)); }
 
@@ -328,8 +346,12 @@ static void a_get_does_not_wait_behind_puts_and_many_in_flight_come_back_exact(v
         for (uint64_t key = 0; key < OPS; key++) {
             if (round == 0) bench_fill(bytes + key * LENGTH, LENGTH, key, 1);
             else memset(bytes + key * LENGTH, 0, LENGTH);
-            ops[key] = (struct kvt_store_op){ .kind = round ? KVT_STORE_GET : KVT_STORE_PUT, .name = bench_name(key), .generation = 1,
-                                              .flags = round && key % 3 == 0 ? KVT_STORE_URGENT : 0, .buffer = bytes + key * LENGTH, .length = LENGTH };
+            ops[key] = (struct kvt_store_op){ .kind = round ? KVT_STORE_GET : KVT_STORE_PUT,
+                                              .name = bench_name(key),
+                                              .generation = 1,
+                                              .flags = round && key % 3 == 0 ? KVT_STORE_URGENT : 0,
+                                              .buffer = bytes + key * LENGTH,
+                                              .length = LENGTH };
         }
         for (uint32_t submitted = 0, back = 0; back < OPS;) {
             struct kvt_store_op *op = &ops[submitted], *done[16];
@@ -358,12 +380,18 @@ static void a_close_with_ops_waiting_gives_each_of_them_an_end(void **state)
     static uint8_t bytes[64][20 * KIB];
     static struct kvt_store_op ops[64];
     for (uint32_t i = 0; i < 64; i++) {
-        ops[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(i), .buffer = bytes[i], .length = sizeof bytes[i], .status = KVT_BUSY };
+        ops[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT,
+                                        .name = bench_name(i),
+                                        .buffer = bytes[i],
+                                        .length = sizeof bytes[i],
+                                        .status = KVT_BUSY };
         struct kvt_store_op *const one[] = { &ops[i] };
         assert_int_equal(kvt_store_submit(bench.store, one, 1), 1);
     }
     kvt_store_close(&bench.store);
-    for (uint32_t i = 0; i < 64; i++) assert_true(ops[i].status == KVT_OK || ops[i].status == KVT_SHUTDOWN || ops[i].status == KVT_IO || ops[i].status == KVT_FULL);
+    for (uint32_t i = 0; i < 64; i++)
+        assert_true(ops[i].status == KVT_OK || ops[i].status == KVT_SHUTDOWN || ops[i].status == KVT_IO
+                    || ops[i].status == KVT_FULL);
     bench_done(&bench);
 }
 

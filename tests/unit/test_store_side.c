@@ -1,5 +1,6 @@
 /*
- * store_side: a side file is there as a whole, or not at all; it is counted; and what a crash or a stranger left in its place
+ * store_side: a side file is there as a whole, or not at all; it is counted; and what a crash or a stranger left in its
+ *             place
  * does no harm.
  */
 #include <fcntl.h>

@@ -205,7 +205,9 @@ static void puts_are_numbered_over_all_directories_and_the_eventfd_serves_all(vo
     assert_int_equal(poll(&event, 1, 0), 0);
     assert_false(kvt_store_wait(striped.bench.store, 1000000));
     for (uint64_t i = 0; i < OPS; i++) {
-        puts[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(i), .generation = 1, .buffer = bytes[i], .length = 4000 };
+        puts[i] = (struct kvt_store_op){
+            .kind = KVT_STORE_PUT, .name = bench_name(i), .generation = 1, .buffer = bytes[i], .length = 4000
+        };
         ops[i] = &puts[i];
         bench_fill(bytes[i], 4000, i, 1);
     }

@@ -10,8 +10,8 @@ enum { KIB = 1024, THREADS = 3, OPS = 8, KEYS = 120, TURNS = 1500, LENGTH_MAX = 
 struct slot {
     struct kvt_store_op op;
     uint8_t bytes[LENGTH_MAX];
-    bool is_out;  /* the owner's */
-    int is_done;  /* shared */
+    bool is_out; /* the owner's */
+    int is_done; /* shared */
 };
 
 struct worker {
@@ -48,8 +48,12 @@ static void submit(struct worker *worker, struct slot *slot, struct kvt_rng *rng
     const uint64_t key = kvt_rng_below(rng, KEYS);
     const bool is_put = kvt_rng_below(rng, 2) == 0;
     if (is_put) bench_fill(slot->bytes, length_of(key), key, 1);
-    slot->op = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET, .name = bench_name(key), .generation = 1,
-        .buffer = slot->bytes, .length = is_put ? length_of(key) : LENGTH_MAX, .user = slot };
+    slot->op = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET,
+                                      .name = bench_name(key),
+                                      .generation = 1,
+                                      .buffer = slot->bytes,
+                                      .length = is_put ? length_of(key) : LENGTH_MAX,
+                                      .user = slot };
     __atomic_store_n(&slot->is_done, 0, __ATOMIC_RELEASE);
     struct kvt_store_op *const ops[] = { &slot->op };
     slot->is_out = kvt_store_submit(worker->bench->store, ops, 1) == 1;
@@ -108,7 +112,7 @@ static void threads_share_a_store_and_every_op_comes_back_once(void **state)
     struct bench bench;
     bench_init(&bench, NULL, false);
     bench.config.capacity_bytes = 1200 * KIB; /* about half of the keys fit: constant reclaim */
-    bench.config.queue_ms = 60000; /* however slow the machine is */
+    bench.config.queue_ms = 60000;            /* however slow the machine is */
     bench_open(&bench);
     static struct worker workers[THREADS];
     pthread_t threads[THREADS];
@@ -143,7 +147,9 @@ static void the_store_goes_on_when_the_caller_that_drove_it_does_not_wait_any_mo
         for (uint64_t i = 0; i < 4; i++) {
             const uint64_t key = 1000 + 4 * turn + i;
             bench_fill(bytes[i], 4096, key, 1);
-            ops[i] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes[i], .length = 4096 };
+            ops[i] = (struct kvt_store_op){
+                .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes[i], .length = 4096
+            };
             listed[i] = &ops[i];
         }
         assert_int_equal(kvt_store_submit(bench.store, listed, 4), 4);
@@ -159,7 +165,10 @@ static void the_store_goes_on_when_the_caller_that_drove_it_does_not_wait_any_mo
     bench_done(&bench);
 }
 
-struct sync_worker { struct bench *bench; bool is_ok; };
+struct sync_worker {
+    struct bench *bench;
+    bool is_ok;
+};
 
 static void *sync_often(void *user)
 {

@@ -74,7 +74,8 @@ static void the_oldest_one_is_found_whatever_ends_before_it(void **state)
         assert_int_equal(transfers.oldest, count ? kvt_transfer_index(&transfers, list[0]) : KVT_NO_TRANSFER);
         assert_int_equal(transfers.newest, count ? kvt_transfer_index(&transfers, list[count - 1]) : KVT_NO_TRANSFER);
         uint32_t at = transfers.oldest;
-        for (uint32_t i = 0; i < count; i++, at = transfers.items[at].next) assert_ptr_equal(&transfers.items[at], list[i]);
+        for (uint32_t i = 0; i < count; i++, at = transfers.items[at].next)
+            assert_ptr_equal(&transfers.items[at], list[i]);
     }
     while (count > 0) kvt_transfers_end(&transfers, list[--count]);
     while (abandoned_count > 0) kvt_transfers_end(&transfers, abandoned[--abandoned_count]);
@@ -83,8 +84,9 @@ static void the_oldest_one_is_found_whatever_ends_before_it(void **state)
 static void what_waits_goes_by_priority_and_then_in_order(void **state)
 {
     (void)state;
-    static const enum kvt_op_priority priorities[] = { KVT_PRIORITY_WRITE_BACK, KVT_PRIORITY_DEMAND, KVT_PRIORITY_PREFETCH,
-                                                       KVT_PRIORITY_DEMAND, KVT_PRIORITY_WRITE_BACK, KVT_PRIORITY_PREFETCH };
+    static const enum kvt_op_priority priorities[] = { KVT_PRIORITY_WRITE_BACK, KVT_PRIORITY_DEMAND,
+                                                       KVT_PRIORITY_PREFETCH,   KVT_PRIORITY_DEMAND,
+                                                       KVT_PRIORITY_WRITE_BACK, KVT_PRIORITY_PREFETCH };
     static const uint32_t order[] = { 1, 3, 2, 5, 0, 4 };
     struct kvt_transfer *all[6];
     for (uint32_t i = 0; i < 6; i++) {
@@ -133,9 +135,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(there_are_only_so_many_transfers, open_transfers, close_transfers),
-        cmocka_unit_test_setup_teardown(the_oldest_one_is_found_whatever_ends_before_it, open_transfers, close_transfers),
+        cmocka_unit_test_setup_teardown(the_oldest_one_is_found_whatever_ends_before_it, open_transfers,
+                                        close_transfers),
         cmocka_unit_test_setup_teardown(what_waits_goes_by_priority_and_then_in_order, open_transfers, close_transfers),
-        cmocka_unit_test_setup_teardown(a_transfer_does_not_end_while_its_tier_owns_the_op, open_transfers, close_transfers),
+        cmocka_unit_test_setup_teardown(a_transfer_does_not_end_while_its_tier_owns_the_op, open_transfers,
+                                        close_transfers),
         cmocka_unit_test(legs_run_on_their_tier),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

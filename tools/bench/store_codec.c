@@ -1,8 +1,9 @@
 /*
- * Method: blocks of real pages (tools/run/pages.h), eight layers of 64 tokens of bf16, put raw and put packed, got raw and got
- * packed and unpacked, by one caller with eight of them in flight. Once on a paced device, where the link is the bottleneck by
- * design, and once on the disk as it is; the case of unpacking alone says which of the two it was there. GB/s are those of raw
- * bytes delivered. One chunk of every delivered block is compared with what was put.
+ * Method: blocks of real pages (tools/run/pages.h), eight layers of 64 tokens of bf16, put raw and put packed, got raw
+ *         and got
+ * packed and unpacked, by one caller with eight of them in flight. Once on a paced device, where the link is the
+ * bottleneck by design, and once on the disk as it is; the case of unpacking alone says which of the two it was there.
+ * GB/s are those of raw bytes delivered. One chunk of every delivered block is compared with what was put.
  */
 #include "tools/bench/store_bench.h"
 
@@ -14,8 +15,16 @@
 #include "tiers/codec.h"
 #include "tools/run/pages.h"
 
-enum { TOKENS = 64, LAYERS = KVT_PAGES_LAYERS, PLANE_BYTES = TOKENS * KVT_PAGES_CHANNELS * 2, CHUNK_BYTES = 2 * PLANE_BYTES,
-       BLOCK_BYTES = LAYERS * CHUNK_BYTES, SOURCES = 16, DEPTH = 8, ROUNDS = 5 };
+enum {
+    TOKENS = 64,
+    LAYERS = KVT_PAGES_LAYERS,
+    PLANE_BYTES = TOKENS * KVT_PAGES_CHANNELS * 2,
+    CHUNK_BYTES = 2 * PLANE_BYTES,
+    BLOCK_BYTES = LAYERS * CHUNK_BYTES,
+    SOURCES = 16,
+    DEPTH = 8,
+    ROUNDS = 5
+};
 enum { FORM_RAW, FORM_PACKED };
 #define LINK_BYTES_PER_S 400000000u
 
@@ -38,7 +47,8 @@ static uint8_t *staging_of(const struct codec_bench *b, const struct kvt_store_o
 static void views_of(uint8_t *block, struct kvt_chunk_view views[LAYERS])
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++)
-        views[layer] = (struct kvt_chunk_view){ { block + layer * CHUNK_BYTES, block + layer * CHUNK_BYTES + PLANE_BYTES } };
+        views[layer] = (struct kvt_chunk_view){ { block + layer * CHUNK_BYTES,
+                                                  block + layer * CHUNK_BYTES + PLANE_BYTES } };
 }
 
 /* A page block is 16 tokens of K, then of V; a chunk takes the next four of its layer. */
@@ -60,7 +70,10 @@ static void fill_sources(struct codec_bench *b)
     }
 }
 
-static uint8_t *source_of(const struct codec_bench *b, uint64_t index) { return b->sources + index % SOURCES * BLOCK_BYTES; }
+static uint8_t *source_of(const struct codec_bench *b, uint64_t index)
+{
+    return b->sources + index % SOURCES * BLOCK_BYTES;
+}
 
 static uint32_t pack(struct codec_bench *b, uint64_t index, uint8_t *target)
 {
@@ -71,9 +84,12 @@ static uint32_t pack(struct codec_bench *b, uint64_t index, uint8_t *target)
 
 static void set_op(struct codec_bench *b, struct kvt_store_op *op, uint64_t index, bool is_put, bool is_packed)
 {
-    *op = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET, .flags = KVT_STORE_IN_PLACE, .generation = 1,
+    *op = (struct kvt_store_op){ .kind = is_put ? KVT_STORE_PUT : KVT_STORE_GET,
+                                 .flags = KVT_STORE_IN_PLACE,
+                                 .generation = 1,
                                  .length = BLOCK_BYTES,
-                                 .name = kvt_store_bench_name(2 * index + is_packed), .buffer = staging_of(b, op) };
+                                 .name = kvt_store_bench_name(2 * index + is_packed),
+                                 .buffer = staging_of(b, op) };
     if (!is_put) return;
     const uint32_t length = is_packed ? pack(b, index, op->buffer) : 0;
     op->form = length ? FORM_PACKED : FORM_RAW;
@@ -152,7 +168,9 @@ static double unpack_rate(struct codec_bench *b)
     for (uint32_t i = 0; i < 4 * SOURCES; i++) {
         const uint32_t length = pack(b, i, b->bench->buffers);
         const double start = kvt_store_bench_seconds();
-        if (length == 0 || kvt_codec_unpack(b->codec, 0, b->bench->buffers, length, TOKENS, views, b->scratch) != KVT_OK) return 0;
+        if (length == 0
+            || kvt_codec_unpack(b->codec, 0, b->bench->buffers, length, TOKENS, views, b->scratch) != KVT_OK)
+            return 0;
         seconds += kvt_store_bench_seconds() - start;
     }
     return 4.0 * SOURCES * BLOCK_BYTES / seconds * 1e-9;
@@ -194,8 +212,9 @@ static bool run_device(struct codec_bench *b, uint64_t link_bytes_per_s)
         double ratios[ROUNDS];
         for (uint32_t i = 0; i < rounds; i++) ratios[i] = rates[kind][1][i] / rates[kind][0][i];
         const double raw = kvt_store_bench_median(rates[kind][0], rounds);
-        struct kvt_store_bench_case *added = kvt_store_bench_add(b->bench, "GB/s", kvt_store_bench_median(rates[kind][1], rounds), raw,
-            "codec, %s %s packed: raw", device, kind == 0 ? "put" : "get");
+        struct kvt_store_bench_case *added = kvt_store_bench_add(
+            b->bench, "GB/s", kvt_store_bench_median(rates[kind][1], rounds), raw, "codec, %s %s packed: raw", device,
+            kind == 0 ? "put" : "get");
         added->ratio = kvt_store_bench_median(ratios, rounds);
         const double unpack = unpack_rate(b);
         if (kind == 0) continue;
@@ -203,7 +222,8 @@ static bool run_device(struct codec_bench *b, uint64_t link_bytes_per_s)
         /* Twice the disk's pace: then the codec, which works beside the disk, is not what is waited for. */
         const bool is_disk = unpack >= 2 * raw * packed_ratio;
         if (is_disk) added->target = 1.3;
-        (void)kvt_store_bench_add(b->bench, "GB/s", unpack, raw, "codec, unpack alone: %s; bottleneck: %s", device, is_disk ? "disk" : "CPU");
+        (void)kvt_store_bench_add(b->bench, "GB/s", unpack, raw, "codec, unpack alone: %s; bottleneck: %s", device,
+                                  is_disk ? "disk" : "CPU");
     }
     if (link_bytes_per_s) (void)kvt_store_bench_add(b->bench, "x", packed_ratio, 1, "codec, raw over packed bytes");
     return true;
@@ -211,8 +231,11 @@ static bool run_device(struct codec_bench *b, uint64_t link_bytes_per_s)
 
 bool kvt_store_bench_codec(struct kvt_store_bench *bench)
 {
-    const struct kvt_model_shape shape = { .block_tokens = TOKENS, .group_count = 1, .groups = { {
-        .dtype = KVT_DTYPE_BF16, .layers = LAYERS, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } } };
+    const struct kvt_model_shape shape = {
+        .block_tokens = TOKENS,
+        .group_count = 1,
+        .groups = { { .dtype = KVT_DTYPE_BF16, .layers = LAYERS, .kv_heads = 1, .head_dim = KVT_PAGES_CHANNELS } }
+    };
     struct codec_bench *b = kvt_alloc(1, sizeof *b);
     if (!b) return kvt_store_bench_fail("out of memory");
     b->bench = bench;

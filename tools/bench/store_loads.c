@@ -21,7 +21,7 @@
 
 extern char **environ;
 
-/* ---- Clock, cases --------------------------------------------------------------------------------------------------- */
+/* ---- Clock, cases ------------------------------------------------------------------------------------------------ */
 
 double kvt_store_bench_seconds(void)
 {
@@ -34,7 +34,8 @@ double kvt_store_bench_cpu_seconds(void)
 {
     struct rusage usage;
     (void)getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec)
+        + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -64,13 +65,14 @@ bool kvt_store_bench_fail(const char *format, ...)
     return false;
 }
 
-struct kvt_store_bench_case *kvt_store_bench_add(struct kvt_store_bench *bench, const char *unit, double value, double ceiling,
-                                                 const char *name, ...)
+struct kvt_store_bench_case *kvt_store_bench_add(struct kvt_store_bench *bench, const char *unit, double value,
+                                                 double ceiling, const char *name, ...)
 {
     struct kvt_store_bench_case *added = &bench->cases[kvt_min_u32(bench->case_count, KVT_STORE_BENCH_CASES_MAX - 1)];
     bench->case_count = kvt_min_u32(bench->case_count + 1, KVT_STORE_BENCH_CASES_MAX);
-    *added = (struct kvt_store_bench_case){ .unit = unit, .value = value, .ceiling = ceiling,
-                                            .ratio = ceiling > 0 ? value / ceiling : 0 };
+    *added = (struct kvt_store_bench_case){
+        .unit = unit, .value = value, .ceiling = ceiling, .ratio = ceiling > 0 ? value / ceiling : 0
+    };
     va_list arguments;
     va_start(arguments, name);
     (void)vsnprintf(added->name, sizeof added->name, name, arguments);
@@ -78,7 +80,7 @@ struct kvt_store_bench_case *kvt_store_bench_add(struct kvt_store_bench *bench, 
     return added;
 }
 
-/* ---- The order ------------------------------------------------------------------------------------------------------ */
+/* ---- The order --------------------------------------------------------------------------------------------------- */
 
 static void set_order(struct kvt_store_bench *bench, const struct kvt_store_load *load)
 {
@@ -103,7 +105,7 @@ static bool fits(const struct kvt_store_bench *bench, const struct kvt_store_loa
     return kvt_store_bench_fail("a load of %u records of %u bytes does not fit", load->count, load->length);
 }
 
-/* ---- The store ------------------------------------------------------------------------------------------------------ */
+/* ---- The store --------------------------------------------------------------------------------------------------- */
 
 struct kvt_store_name kvt_store_bench_name(uint64_t index)
 {
@@ -168,8 +170,8 @@ static bool is_right(const struct kvt_store_op *op)
 }
 
 /*
- * Puts idle ops to work on the next records, as many as there are and as the store takes: it refuses puts for a while when its
- * disk has become slow.
+ * Puts idle ops to work on the next records, as many as there are and as the store takes: it refuses puts for a while
+ * when its disk has become slow.
  */
 static void submit_next(struct store_run *run)
 {
@@ -190,19 +192,21 @@ static bool run_until(struct store_run *run, uint32_t until)
     run->until = until;
     for (uint32_t refused = 0; run->next < until || run->idle_count < run->load->depth;) {
         submit_next(run);
-        if (run->idle_count == run->load->depth && ++refused > REFUSED_MAX) return kvt_store_bench_fail("the store takes no ops");
+        if (run->idle_count == run->load->depth && ++refused > REFUSED_MAX)
+            return kvt_store_bench_fail("the store takes no ops");
         (void)kvt_store_wait(run->store, run->idle_count == run->load->depth ? REFUSED_NS : UINT64_MAX);
         const uint32_t n = kvt_store_poll(run->store, done, KVT_STORE_BENCH_DEPTH_MAX);
         for (uint32_t i = 0; i < n; i++) run->idle[run->idle_count++] = done[i];
         for (uint32_t i = 0; i < n; i++)
             if (!is_right(done[i]))
-                return kvt_store_bench_fail("a %s failed: %s", run->load->is_put ? "put" : "get", kvt_status_text(done[i]->status));
+                return kvt_store_bench_fail("a %s failed: %s", run->load->is_put ? "put" : "get",
+                                            kvt_status_text(done[i]->status));
     }
     return true;
 }
 
-bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *store, const struct kvt_store_load *load,
-                               struct kvt_store_took *ret_took)
+bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *store,
+                               const struct kvt_store_load *load, struct kvt_store_took *ret_took)
 {
     if (!fits(bench, load)) return false;
     struct store_run *run = kvt_alloc(1, sizeof *run);
@@ -231,12 +235,14 @@ bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *
     return is_ok;
 }
 
-/* ---- The raw file ---------------------------------------------------------------------------------------------------- */
+/* ---- The raw file ------------------------------------------------------------------------------------------------ */
 
 static struct kvt_block_io *open_io(struct kvt_store_bench *bench)
 {
     const struct kvt_env env = kvt_env_default();
-    const struct kvt_block_io_config config = { .directory = bench->directory, .queue_depth = 1024, .buffers = bench->buffers,
+    const struct kvt_block_io_config config = { .directory = bench->directory,
+                                                .queue_depth = 1024,
+                                                .buffers = bench->buffers,
                                                 .buffers_bytes = bench->buffers_bytes };
     struct kvt_block_io *io = NULL;
     if (kvt_block_io_open(&config, &env, &io) == KVT_OK) return io;
@@ -253,7 +259,8 @@ bool kvt_store_bench_probe(struct kvt_store_bench *bench)
     return true;
 }
 
-bool kvt_store_bench_file_open(struct kvt_store_bench *bench, uint64_t size_bytes, struct kvt_store_bench_file *ret_file)
+bool kvt_store_bench_file_open(struct kvt_store_bench *bench, uint64_t size_bytes,
+                               struct kvt_store_bench_file *ret_file)
 {
     struct kvt_store_bench_file opened = { .io = open_io(bench), .size_bytes = size_bytes };
     int error = 0;
@@ -264,7 +271,8 @@ bool kvt_store_bench_file_open(struct kvt_store_bench *bench, uint64_t size_byte
     }
     if (opened.io->ops->allocate(opened.io, opened.file, size_bytes, &error) != KVT_OK) {
         kvt_store_bench_file_close(&opened);
-        return kvt_store_bench_fail("no room for a file of %llu bytes: %s", (unsigned long long)size_bytes, strerror(error));
+        return kvt_store_bench_fail("no room for a file of %llu bytes: %s", (unsigned long long)size_bytes,
+                                    strerror(error));
     }
     *ret_file = opened;
     return true;
@@ -280,28 +288,33 @@ void kvt_store_bench_file_close(struct kvt_store_bench_file *file)
     file->io = NULL;
 }
 
-static bool file_submit(struct kvt_store_bench *bench, const struct kvt_store_bench_file *file, const struct kvt_store_load *load,
-                        struct kvt_io_op *op, uint32_t slot, uint32_t *next)
+static bool file_submit(struct kvt_store_bench *bench, const struct kvt_store_bench_file *file,
+                        const struct kvt_store_load *load, struct kvt_io_op *op, uint32_t slot, uint32_t *next)
 {
-    *op = (struct kvt_io_op){ .kind = load->is_put ? KVT_IO_WRITE : KVT_IO_READ, .file = file->file, .size = load->length,
-                              .offset = (uint64_t)bench->order[(*next)++] * load->length, .is_urgent = !load->is_put,
+    *op = (struct kvt_io_op){ .kind = load->is_put ? KVT_IO_WRITE : KVT_IO_READ,
+                              .file = file->file,
+                              .size = load->length,
+                              .offset = (uint64_t)bench->order[(*next)++] * load->length,
+                              .is_urgent = !load->is_put,
                               .buffer = buffer_of(bench, load, slot) };
     return file->io->ops->submit(file->io, op) == KVT_OK;
 }
 
 /* Waits for one op or more; false: one failed. */
-static bool file_collect(const struct kvt_store_bench_file *file, struct kvt_io_op **ret_done, uint32_t max, uint32_t *ret_count)
+static bool file_collect(const struct kvt_store_bench_file *file, struct kvt_io_op **ret_done, uint32_t max,
+                         uint32_t *ret_count)
 {
     *ret_count = 0;
     while (*ret_count == 0) *ret_count = file->io->ops->poll(file->io, ret_done, max, 1000000000);
     for (uint32_t i = 0; i < *ret_count; i++)
-        if (ret_done[i]->kind == KVT_IO_SYNC ? ret_done[i]->ret_bytes < 0 : ret_done[i]->ret_bytes != (int32_t)ret_done[i]->size)
+        if (ret_done[i]->kind == KVT_IO_SYNC ? ret_done[i]->ret_bytes < 0
+                                             : ret_done[i]->ret_bytes != (int32_t)ret_done[i]->size)
             return false;
     return true;
 }
 
-bool kvt_store_bench_run_file(struct kvt_store_bench *bench, struct kvt_store_bench_file *file, const struct kvt_store_load *load,
-                              struct kvt_store_took *ret_took)
+bool kvt_store_bench_run_file(struct kvt_store_bench *bench, struct kvt_store_bench_file *file,
+                              const struct kvt_store_load *load, struct kvt_store_took *ret_took)
 {
     struct kvt_io_op ops[KVT_STORE_BENCH_DEPTH_MAX], *done[KVT_STORE_BENCH_DEPTH_MAX];
     if (!fits(bench, load)) return false;
@@ -326,7 +339,7 @@ bool kvt_store_bench_run_file(struct kvt_store_bench *bench, struct kvt_store_be
     return is_ok || kvt_store_bench_fail("a raw %s failed", load->is_put ? "write" : "read");
 }
 
-/* ---- fio ------------------------------------------------------------------------------------------------------------- */
+/* ---- fio --------------------------------------------------------------------------------------------------------- */
 
 /* Runs a program and returns what it printed, or NULL when it did not end well; the caller frees it. */
 static char *output_of(char *const *arguments)
@@ -368,7 +381,8 @@ static struct json_object *member(struct json_object *object, const char *name)
     return object && json_object_object_get_ex(object, name, &found) ? found : NULL;
 }
 
-bool kvt_store_bench_run_fio(struct kvt_store_bench *bench, const struct kvt_store_load *load, struct kvt_store_took *ret_took)
+bool kvt_store_bench_run_fio(struct kvt_store_bench *bench, const struct kvt_store_load *load,
+                             struct kvt_store_took *ret_took)
 {
     const uint64_t bytes = (uint64_t)load->length * load->count;
     char text[8][600];
@@ -378,8 +392,14 @@ bool kvt_store_bench_run_fio(struct kvt_store_bench *bench, const struct kvt_sto
     (void)snprintf(text[3], sizeof text[3], "--iodepth=%u", load->depth);
     (void)snprintf(text[4], sizeof text[4], "--rw=%s", load->is_put ? "write" : load->is_random ? "randread" : "read");
     (void)snprintf(text[5], sizeof text[5], "--end_fsync=%d", load->is_put);
-    char fixed[][24] = { "fio", "--name=bench", "--ioengine=io_uring", "--direct=1", "--randrepeat=0", "--output-format=json",
-                         "--fallocate=none", "--allow_file_create=0" };
+    char fixed[][24] = { "fio",
+                         "--name=bench",
+                         "--ioengine=io_uring",
+                         "--direct=1",
+                         "--randrepeat=0",
+                         "--output-format=json",
+                         "--fallocate=none",
+                         "--allow_file_create=0" };
     char *arguments[16] = { 0 };
     uint32_t n = 0;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(fixed); i++) arguments[n++] = fixed[i];

@@ -1,8 +1,9 @@
 /*
- * Method: a paced device, slow enough that the link and not this machine's scheduling is what an op waits for. Gets of 64 KiB
- * arrive at random moments (a Poisson process) and take 40 % of the link; then the same with puts between them, 30 % of all ops.
- * Both alternate; the median of the rounds' p99s is what counts. Then a burst: as many puts as the queue takes at once, and gets
- * while it drains: none may wait for the queue.
+ * Method: a paced device, slow enough that the link and not this machine's scheduling is what an op waits for. Gets of
+ *         64 KiB
+ * arrive at random moments (a Poisson process) and take 40 % of the link; then the same with puts between them, 30 % of
+ * all ops. Both alternate; the median of the rounds' p99s is what counts. Then a burst: as many puts as the queue takes
+ * at once, and gets while it drains: none may wait for the queue.
  */
 #include "tools/bench/store_bench.h"
 
@@ -18,7 +19,11 @@ enum { LENGTH = 65536, RECORDS = 256, ROUNDS = 5, OPS_MAX = 128, GETS_MAX = 4096
 #define GET_SHARE 0.40
 #define PUT_SHARE 0.30 /* of all ops */
 
-struct slot { struct kvt_store_op op; double start; bool is_busy; };
+struct slot {
+    struct kvt_store_op op;
+    double start;
+    bool is_busy;
+};
 
 struct mixed {
     struct kvt_store_bench *bench;
@@ -35,9 +40,13 @@ static bool start_op(struct mixed *mixed, enum kvt_store_kind kind)
     for (uint32_t i = 0; i < OPS_MAX; i++) {
         struct slot *slot = &mixed->slots[i];
         if (slot->is_busy) continue;
-        const uint64_t index = kind == KVT_STORE_PUT ? RECORDS + mixed->puts_made % RECORDS : kvt_rng_below(&mixed->bench->rng, RECORDS);
-        slot->op = (struct kvt_store_op){ .kind = kind, .flags = kind == KVT_STORE_GET ? KVT_STORE_URGENT : 0, .generation = 1,
-                                          .name = kvt_store_bench_name(index), .length = LENGTH,
+        const uint64_t index = kind == KVT_STORE_PUT ? RECORDS + mixed->puts_made % RECORDS
+                                                     : kvt_rng_below(&mixed->bench->rng, RECORDS);
+        slot->op = (struct kvt_store_op){ .kind = kind,
+                                          .flags = kind == KVT_STORE_GET ? KVT_STORE_URGENT : 0,
+                                          .generation = 1,
+                                          .name = kvt_store_bench_name(index),
+                                          .length = LENGTH,
                                           .buffer = mixed->bench->buffers + (uint64_t)i * LENGTH };
         if (kind == KVT_STORE_PUT) kvt_store_u64(slot->op.buffer, index);
         struct kvt_store_op *const ops[] = { &slot->op };
@@ -59,7 +68,8 @@ static bool collect(struct mixed *mixed, uint32_t *in_flight)
     for (uint32_t i = 0; i < n; i++) {
         struct slot *slot = (struct slot *)(void *)done[i]; /* the op is its first member */
         slot->is_busy = false;
-        if (done[i]->status != KVT_OK) return kvt_store_bench_fail("an op failed: %s", kvt_status_text(done[i]->status));
+        if (done[i]->status != KVT_OK)
+            return kvt_store_bench_fail("an op failed: %s", kvt_status_text(done[i]->status));
         if (done[i]->kind == KVT_STORE_GET && mixed->latency_count < GETS_MAX)
             mixed->latencies[mixed->latency_count++] = now - slot->start;
     }
@@ -138,13 +148,15 @@ static bool run(struct mixed *mixed, uint32_t rounds, uint32_t gets)
         ratios[round] = busy[round] / idle[round];
         if (!run_burst(mixed, &longest[round], &drain[round])) return false;
     }
-    struct kvt_store_bench_case *added = kvt_store_bench_add(mixed->bench, "ms", 1e3 * kvt_store_bench_median(busy, rounds),
-        1e3 * kvt_store_bench_median(idle, rounds), "mixed, get p99 with 30 %% puts: idle");
+    struct kvt_store_bench_case *added = kvt_store_bench_add(
+        mixed->bench, "ms", 1e3 * kvt_store_bench_median(busy, rounds), 1e3 * kvt_store_bench_median(idle, rounds),
+        "mixed, get p99 with 30 %% puts: idle");
     added->ratio = kvt_store_bench_median(ratios, rounds);
     added->target = 2;
     added->is_at_most = true;
     added = kvt_store_bench_add(mixed->bench, "ms", 1e3 * kvt_store_bench_median(longest, rounds),
-                                1e3 * kvt_store_bench_median(drain, rounds), "mixed, longest get in a burst: the drain");
+                                1e3 * kvt_store_bench_median(drain, rounds),
+                                "mixed, longest get in a burst: the drain");
     added->target = 0.5;
     added->is_at_most = true;
     return true;

@@ -1,8 +1,9 @@
 /*
  * Method: blocks of 16 KiB. The baseline is what users have today, a directory with one file per block: written under a
- * temporary name, synced, renamed, and read back, by one thread and by 32. Puts are durable on both sides: each file is synced,
- * the store is synced once per 64 puts, as one caller with a batch would. Gets are cold: the store reads past the page cache, and
- * of the files the cached pages are dropped first; their directory entries and inodes stay cached, which favours the files.
+ * temporary name, synced, renamed, and read back, by one thread and by 32. Puts are durable on both sides: each file is
+ * synced, the store is synced once per 64 puts, as one caller with a batch would. Gets are cold: the store reads past
+ * the page cache, and of the files the cached pages are dropped first; their directory entries and inodes stay cached,
+ * which favours the files.
  */
 #include "tools/bench/store_bench.h"
 
@@ -20,7 +21,7 @@
 
 enum { BLOCK_BYTES = 16384, THREADS = 32, ONE_THREAD_FILES_MAX = 4096, MANY_THREAD_FILES_MAX = 16384, ROUNDS = 5 };
 
-/* ---- One file per block ---------------------------------------------------------------------------------------------- */
+/* ---- One file per block ------------------------------------------------------------------------------------------ */
 
 struct files {
     char directory[600];
@@ -51,7 +52,8 @@ static bool file_put(const struct files *files, uint32_t index, uint8_t *buffer)
     if (file < 0) return false;
     kvt_store_u64(buffer, index);
     const bool is_written = write(file, buffer, BLOCK_BYTES) == BLOCK_BYTES && fsync(file) == 0;
-    return close(file) == 0 && is_written && renameat(files->directory_file, temporary, files->directory_file, name) == 0;
+    return close(file) == 0 && is_written
+        && renameat(files->directory_file, temporary, files->directory_file, name) == 0;
 }
 
 static bool file_get(const struct files *files, uint32_t index, uint8_t *buffer)
@@ -69,7 +71,8 @@ static void *work(void *argument)
     struct worker *worker = argument;
     const struct files *files = worker->files;
     for (uint32_t i = worker->first; i < files->count && !worker->has_failed; i += worker->step)
-        worker->has_failed = worker->is_put ? !file_put(files, i, worker->buffer) : !file_get(files, files->order[i], worker->buffer);
+        worker->has_failed = worker->is_put ? !file_put(files, i, worker->buffer)
+                                            : !file_get(files, files->order[i], worker->buffer);
     return NULL;
 }
 
@@ -81,7 +84,10 @@ static double run_files(struct kvt_store_bench *bench, const struct files *files
     bool is_ok = true;
     const double start = kvt_store_bench_seconds();
     for (; is_ok && started < threads; started += is_ok) {
-        workers[started] = (struct worker){ .files = files, .first = started, .step = threads, .is_put = is_put,
+        workers[started] = (struct worker){ .files = files,
+                                            .first = started,
+                                            .step = threads,
+                                            .is_put = is_put,
                                             .buffer = bench->buffers + (uint64_t)started * BLOCK_BYTES };
         is_ok = pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0;
     }
@@ -96,7 +102,8 @@ static double run_files(struct kvt_store_bench *bench, const struct files *files
 }
 
 /* Calls `each` for every block's file; it may remove it. */
-static void for_each_file(const struct files *files, void (*each)(const struct files *files, const char *name, uint64_t *sum), uint64_t *sum)
+static void for_each_file(const struct files *files,
+                          void (*each)(const struct files *files, const char *name, uint64_t *sum), uint64_t *sum)
 {
     DIR *listed = opendir(files->directory);
     if (!listed) return;
@@ -129,7 +136,8 @@ static void remove_one(const struct files *files, const char *name, uint64_t *su
 static bool files_open(struct kvt_store_bench *bench, struct files *ret_files)
 {
     (void)snprintf(ret_files->directory, sizeof ret_files->directory, "%s/files", bench->directory);
-    if (mkdir(ret_files->directory, 0700) != 0) return kvt_store_bench_fail("no directory could be made: %s", strerror(errno));
+    if (mkdir(ret_files->directory, 0700) != 0)
+        return kvt_store_bench_fail("no directory could be made: %s", strerror(errno));
     ret_files->directory_file = open(ret_files->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     ret_files->order = bench->order;
     return ret_files->directory_file >= 0 || kvt_store_bench_fail("no directory could be opened: %s", strerror(errno));
@@ -143,7 +151,7 @@ static void files_close(struct files *files)
     (void)rmdir(files->directory);
 }
 
-/* ---- The rounds ------------------------------------------------------------------------------------------------------ */
+/* ---- The rounds -------------------------------------------------------------------------------------------------- */
 
 struct small {
     struct kvt_store_bench *bench;
@@ -178,7 +186,8 @@ static bool run_store(struct small *small, uint32_t round)
     small->store_reopen[round] = kvt_store_bench_seconds() - start;
     if (!small->store) return false;
     kvt_store_stats(small->store, &stats);
-    return stats.records == small->put.count || kvt_store_bench_fail("%llu records were found again", (unsigned long long)stats.records);
+    return stats.records == small->put.count
+        || kvt_store_bench_fail("%llu records were found again", (unsigned long long)stats.records);
 }
 
 /* With `many` threads or one; the files of before are removed first. */
@@ -216,13 +225,15 @@ static double ratio(double *slow, double *fast, uint32_t rounds)
     return kvt_store_bench_median(ratios, rounds);
 }
 
-static void add_pair(struct small *small, const char *what, double *store, double files[2][ROUNDS], const double targets[2])
+static void add_pair(struct small *small, const char *what, double *store, double files[2][ROUNDS],
+                     const double targets[2])
 {
     static const char *const names[2] = { "1 thread", "32 threads" };
     for (uint32_t i = 0; i < 2; i++) {
         const double of_ratio = ratio(files[i], store, small->rounds);
         const double file_rate = 1e-3 / kvt_store_bench_median(files[i], small->rounds);
-        struct kvt_store_bench_case *added = kvt_store_bench_add(small->bench, "k/s", 1, 1, "store, 16 KiB %s: a file each, %s", what, names[i]);
+        struct kvt_store_bench_case *added = kvt_store_bench_add(small->bench, "k/s", 1, 1,
+                                                                 "store, 16 KiB %s: a file each, %s", what, names[i]);
         added->ceiling = file_rate;
         added->ratio = of_ratio;
         added->target = targets[i];
@@ -235,9 +246,11 @@ static void add_cases(struct small *small)
     struct kvt_store_bench *bench = small->bench;
     add_pair(small, "synced put", small->store_put, small->file_put, (const double[2]){ 10, 5 });
     add_pair(small, "cold get", small->store_get, small->file_get, (const double[2]){ 5, 1 });
-    (void)kvt_store_bench_add(bench, "B/block", small->store_space, small->file_space, "store, 16 KiB space: a file each");
+    (void)kvt_store_bench_add(bench, "B/block", small->store_space, small->file_space,
+                              "store, 16 KiB space: a file each");
     (void)kvt_store_bench_add(bench, "ms", 1e3 * kvt_store_bench_median(small->store_reopen, small->rounds),
-                              1e3 * kvt_store_bench_median(small->file_reopen, small->rounds), "store, reopen %u: a file each", small->put.count);
+                              1e3 * kvt_store_bench_median(small->file_reopen, small->rounds),
+                              "store, reopen %u: a file each", small->put.count);
 }
 
 bool kvt_store_bench_small(struct kvt_store_bench *bench)
@@ -248,7 +261,9 @@ bool kvt_store_bench_small(struct kvt_store_bench *bench)
     small->files.directory_file = -1;
     small->rounds = kvt_min_u32(bench->pairs, ROUNDS);
     const uint32_t count = (uint32_t)(bench->size_bytes / BLOCK_BYTES);
-    small->put = (struct kvt_store_load){ .length = BLOCK_BYTES, .count = count, .depth = 64, .is_put = true, .sync_every = 64 };
+    small->put = (struct kvt_store_load){
+        .length = BLOCK_BYTES, .count = count, .depth = 64, .is_put = true, .sync_every = 64
+    };
     small->get = (struct kvt_store_load){ .length = BLOCK_BYTES, .count = count, .depth = 64, .is_random = true };
     small->config = kvt_store_config_default();
     small->config.capacity_bytes = bench->size_bytes * 2 + 16 * KVT_MIB;

@@ -1,8 +1,10 @@
 /*
- * Method: rounds; in each, and for each of put, sequential get and random get, the contestants (the store, fio, fio again as a
- * control, the raw loop) run in random order on the same directory, the same bytes at the same depth. What is judged is the
- * median over the rounds of the ratios within a round: the disk of a virtual machine swings by a factor of four within minutes,
- * and a single run says nothing. Before the first round everything is written once, so that no one writes to fresh extents.
+ * Method: rounds; in each, and for each of put, sequential get and random get, the contestants (the store, fio, fio
+ *         again as a
+ * control, the raw loop) run in random order on the same directory, the same bytes at the same depth. What is judged is
+ * the median over the rounds of the ratios within a round: the disk of a virtual machine swings by a factor of four
+ * within minutes, and a single run says nothing. Before the first round everything is written once, so that no one
+ * writes to fresh extents.
  */
 #include "tools/bench/store_bench.h"
 
@@ -27,7 +29,9 @@ struct speed {
     double cpu_seconds[KINDS][CONTESTANTS][KVT_STORE_BENCH_PAIRS_MAX];
 };
 
-/* The names go first, as the blocks of an old conversation do: what is recycled then has nothing to be copied forward. */
+/*
+ * The names go first, as the blocks of an old conversation do: what is recycled then has nothing to be copied forward.
+ */
 static void forget_all(struct speed *speed)
 {
     for (uint32_t i = 0; i < speed->loads[PUT].count; i++) {
@@ -87,7 +91,8 @@ static double ratio_of(const struct speed *speed, enum kind kind, enum contestan
 {
     double ratios[KVT_STORE_BENCH_PAIRS_MAX];
     /* Speeds: the seconds the other way round. */
-    for (uint32_t i = 0; i < speed->bench->pairs; i++) ratios[i] = speed->seconds[kind][b][i] / speed->seconds[kind][a][i];
+    for (uint32_t i = 0; i < speed->bench->pairs; i++)
+        ratios[i] = speed->seconds[kind][b][i] / speed->seconds[kind][a][i];
     return kvt_store_bench_median(ratios, speed->bench->pairs);
 }
 
@@ -118,10 +123,12 @@ static void add_cases(struct speed *speed, const char *size)
         if (bench->has_fio) {
             const double fio = rate_of(speed, kind, FIO);
             added = kvt_store_bench_add(bench, "GB/s", fio, fio, "device, %s %s: fio", size, name);
-            added = kvt_store_bench_add(bench, "GB/s", rate_of(speed, kind, FIO_AGAIN), fio, "control, %s %s: fio against fio", size, name);
+            added = kvt_store_bench_add(bench, "GB/s", rate_of(speed, kind, FIO_AGAIN), fio,
+                                        "control, %s %s: fio against fio", size, name);
             added->ratio = ratio_of(speed, kind, FIO_AGAIN, FIO);
             /* What a busy machine takes from any program that runs beside others for longer than fio does. */
-            added = kvt_store_bench_add(bench, "GB/s", raw, fio, "control, %s %s: the raw loop against fio", size, name);
+            added = kvt_store_bench_add(bench, "GB/s", raw, fio, "control, %s %s: the raw loop against fio", size,
+                                        name);
             added->ratio = ratio_of(speed, kind, RAW, FIO);
             added = kvt_store_bench_add(bench, "GB/s", store, fio, "store, %s %s: against fio", size, name);
             added->ratio = ratio_of(speed, kind, STORE, FIO);
@@ -130,7 +137,8 @@ static void add_cases(struct speed *speed, const char *size)
         added = kvt_store_bench_add(bench, "GB/s", store, raw, "store, %s %s: against the raw loop", size, name);
         added->ratio = ratio_of(speed, kind, STORE, RAW);
         added->target = is_large ? 0.85 : 0.65;
-        added = kvt_store_bench_add(bench, "core-s/GB", cpu_of(speed, kind, STORE), cpu_of(speed, kind, RAW), "store, %s %s: CPU", size, name);
+        added = kvt_store_bench_add(bench, "core-s/GB", cpu_of(speed, kind, STORE), cpu_of(speed, kind, RAW),
+                                    "store, %s %s: CPU", size, name);
         added->target = 0.25;
         added->is_at_most = added->is_value_judged = true;
     }
@@ -154,8 +162,9 @@ static bool run_size(struct speed *speed, uint32_t length, uint32_t depth, const
     struct kvt_store_bench *bench = speed->bench;
     const uint32_t count = (uint32_t)(bench->size_bytes / length);
     for (enum kind kind = PUT; kind < KINDS; kind++)
-        speed->loads[kind] = (struct kvt_store_load){ .length = length, .count = count, .depth = depth, .is_put = kind == PUT,
-                                                      .is_random = kind == GET_RANDOM };
+        speed->loads[kind] = (struct kvt_store_load){
+            .length = length, .count = count, .depth = depth, .is_put = kind == PUT, .is_random = kind == GET_RANDOM
+        };
     struct kvt_store_config config = kvt_store_config_default();
     config.capacity_bytes = bench->size_bytes * 2 + 16 * KVT_MIB;
     config.record_bytes_max = length;
@@ -174,7 +183,8 @@ bool kvt_store_bench_speed(struct kvt_store_bench *bench)
     struct speed *speed = kvt_alloc(1, sizeof *speed);
     if (!speed) return kvt_store_bench_fail("out of memory");
     speed->bench = bench;
-    const bool is_ok = run_size(speed, (uint32_t)KVT_MIB, 8, "1 MiB") && run_size(speed, 64 * (uint32_t)KVT_KIB, 32, "64 KiB");
+    const bool is_ok = run_size(speed, (uint32_t)KVT_MIB, 8, "1 MiB")
+        && run_size(speed, 64 * (uint32_t)KVT_KIB, 32, "64 KiB");
     kvt_free(speed);
     return is_ok;
 }

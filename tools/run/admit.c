@@ -6,7 +6,7 @@
 #include "runtime/base/mem.h"
 #include "tools/run/schedule_build.h"
 
-/* ---- Room: an estimate that spares hopeless attempts; the runtime decides ------------------------------------------------- */
+/* ---- Room: an estimate that spares hopeless attempts; the runtime decides ---------------------------------------- */
 
 /* Adds what a sequence of so many tokens claims of each pool. */
 static void add_claim(const struct kvt_schedule *s, uint64_t tokens, uint64_t chunk, uint64_t *pools)
@@ -36,7 +36,7 @@ static bool is_room_for(const struct kvt_schedule *s, const struct kvt_conversat
     if (s->running.count == 0) return true;
     const uint64_t chunk = s->options->prefill_chunk;
     const uint64_t shared = s->shared_tokens - s->shared_tokens % s->shape->block_tokens;
-    uint64_t pools[KVT_GROUPS_MAX] = {0};
+    uint64_t pools[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t i = 0; i < s->running.count; i++) {
         const uint64_t tokens = tokens_to_run(s, s->running.at[i]);
         add_claim(s, i == 0 ? tokens : tokens - kvt_min_u64(tokens, shared), chunk, pools);
@@ -48,12 +48,12 @@ static bool is_room_for(const struct kvt_schedule *s, const struct kvt_conversat
 
 static bool is_larger_than_device(const struct kvt_schedule *s, uint64_t tokens)
 {
-    uint64_t pools[KVT_GROUPS_MAX] = {0};
+    uint64_t pools[KVT_GROUPS_MAX] = { 0 };
     add_claim(s, tokens, 0, pools);
     return !is_within_pools(s, pools);
 }
 
-/* ---- Ends ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
 static void forget(struct kvt_conversation *c)
 {
@@ -88,13 +88,15 @@ bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, u
 {
     s->result->requests_completed++;
     if (s->options->on_turn) {
-        const struct kvt_turn turn = {.due_ns = c->due_ns, .first_ns = c->first_ns, .ended_ns = now_ns, .generated = kvt_conversation_generated(c)};
+        const struct kvt_turn turn = {
+            .due_ns = c->due_ns, .first_ns = c->first_ns, .ended_ns = now_ns, .generated = kvt_conversation_generated(c)
+        };
         s->options->on_turn(s->options->user, &turn);
     }
     s->result->tokens_reused += c->reused;
     for (uint32_t g = 0; g < s->shape->group_count; g++) {
         s->result->paged_bytes_sum += (double)kvt_engine_blocks_claimed(s->shape, g, c->committed, 0)
-                                      * (double)kvt_group_block_bytes(&s->shape->groups[g], s->shape->block_tokens);
+            * (double)kvt_group_block_bytes(&s->shape->groups[g], s->shape->block_tokens);
     }
     s->result->paged_count++;
     kvt_list_remove(&s->running, c);
@@ -130,7 +132,7 @@ bool kvt_schedule_park(struct kvt_schedule *s, struct kvt_conversation *c)
     return true;
 }
 
-/* ---- Giving up ------------------------------------------------------------------------------------------------------------- */
+/* ---- Giving up --------------------------------------------------------------------------------------------------- */
 
 /* Whether a sequence that holds blocks without running was there to choose, and the one that is needed last. */
 static struct kvt_conversation *needed_last(const struct kvt_schedule *s)
@@ -164,7 +166,7 @@ bool kvt_schedule_give_up_one(struct kvt_schedule *s, bool *ret_is_given)
     return true;
 }
 
-/* ---- Beginnings ----------------------------------------------------------------------------------------------------------- */
+/* ---- Beginnings -------------------------------------------------------------------------------------------------- */
 
 /* What came of trying to take one into the batch. */
 enum taken { TAKEN, TAKEN_LATER, TAKEN_NEVER, TAKEN_RUN_ENDS };
@@ -202,7 +204,9 @@ static enum taken create(struct kvt_schedule *s, struct kvt_conversation *c)
     const uint64_t known = c->is_begun ? c->known : kvt_conversation_request(&s->conversations, c)->prompt_tokens;
     const uint64_t had = c->is_begun ? c->held : kvt_conversation_common(&s->conversations, c);
     const struct kvt_seq_params params = {
-        .tokens = kvt_conversation_tokens(&s->conversations, c, 0, known), .token_count = known, .reuse_max = UINT64_MAX,
+        .tokens = kvt_conversation_tokens(&s->conversations, c, 0, known),
+        .token_count = known,
+        .reuse_max = UINT64_MAX,
     };
     kvt_seq seq;
     uint64_t reused;
@@ -268,7 +272,8 @@ static bool admit_parked(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_list_remove(&s->parked, c);
-            if (!kvt_schedule_refuse(s, c, c->known, "more than the device holds, it takes a larger --hbm")) return false;
+            if (!kvt_schedule_refuse(s, c, c->known, "more than the device holds, it takes a larger --hbm"))
+                return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }

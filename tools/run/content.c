@@ -43,7 +43,7 @@ static enum kvt_status widen_pages(struct kvt_content *content, size_t *ret_byte
 
 enum kvt_status kvt_content_init(struct kvt_content *content, const struct kvt_model_shape *shape)
 {
-    *content = (struct kvt_content){.block_tokens = shape->block_tokens, .group_count = shape->group_count};
+    *content = (struct kvt_content){ .block_tokens = shape->block_tokens, .group_count = shape->group_count };
     for (uint32_t g = 0; g < shape->group_count; g++) {
         const struct kvt_group_shape *from = &shape->groups[g];
         struct kvt_content_group *group = &content->groups[g];
@@ -80,14 +80,14 @@ uint64_t kvt_content_next(uint64_t identity, uint32_t token)
     return kvt_mix64(identity * UINT64_C(0xd6e8feb86659fd93) + token + 1);
 }
 
-/* ---- One row ---------------------------------------------------------------------------------------------------------- */
+/* ---- One row ----------------------------------------------------------------------------------------------------- */
 
 /* One row: what its bytes are a function of, beside the content. */
 struct row {
     const struct kvt_content_group *group;
     uint64_t key;
-    uint64_t token;    /* of the sample */
-    uint64_t round;    /* how often the block has used up the sample's tokens before */
+    uint64_t token; /* of the sample */
+    uint64_t round; /* how often the block has used up the sample's tokens before */
     uint32_t layer, plane;
 };
 
@@ -102,14 +102,16 @@ static struct row row_of(const struct kvt_content *content, uint32_t group, uint
         .key = kvt_mix64(identity ^ (place * UINT64_C(0xa0761d6478bd642f))),
         .token = has_sample ? position % of->page_tokens : 0,
         .round = has_sample ? position % content->block_tokens / of->page_tokens : 0,
-        .layer = layer, .plane = plane,
+        .layer = layer,
+        .plane = plane,
     };
 }
 
 /*
- * The sample of the row's bytes from offset on, and for how many bytes it is contiguous there. A row wider than the sample
- * goes on in the next sample layer, then the next token. Once a block has used up the sample's tokens, a narrower row moves to the
- * next channels, then to the next layer; a block that has not keeps to its channels, as a model's layer does.
+ * The sample of the row's bytes from offset on, and for how many bytes it is contiguous there. A row wider than the
+ * sample goes on in the next sample layer, then the next token. Once a block has used up the sample's tokens, a
+ * narrower row moves to the next channels, then to the next layer; a block that has not keeps to its channels, as a
+ * model's layer does.
  */
 static const uint8_t *sample_at(const struct row *row, uint64_t offset, uint64_t *ret_contiguous)
 {
@@ -130,13 +132,11 @@ static const uint8_t *sample_at(const struct row *row, uint64_t offset, uint64_t
     *ret_contiguous = piece_bytes - in_piece;
     const uint64_t block = token / KVT_PAGES_TOKENS;
     const uint64_t page_row = (block * 2 + row->plane % 2) * KVT_PAGES_TOKENS + token % KVT_PAGES_TOKENS;
-    return group->pages + layer % KVT_PAGES_LAYERS * group->page_layer_bytes + page_row * piece_bytes + shift + in_piece;
+    return group->pages + layer % KVT_PAGES_LAYERS * group->page_layer_bytes + page_row * piece_bytes + shift
+        + in_piece;
 }
 
-static inline uint64_t stream_word(uint64_t key, uint64_t index)
-{
-    return kvt_mix64(key + (index + 1) * STREAM_STEP);
-}
+static inline uint64_t stream_word(uint64_t key, uint64_t index) { return kvt_mix64(key + (index + 1) * STREAM_STEP); }
 
 /* What bytes [offset, offset + 8) of the row must be; offset is a multiple of 8, sample NULL or at offset. */
 static inline uint64_t expected_word(const struct row *row, const uint8_t *sample, uint64_t offset)
@@ -193,10 +193,11 @@ static uint64_t check_row(const struct row *row, const uint8_t *source, uint64_t
     return KVT_CONTENT_SAME;
 }
 
-/* ---- Blocks ------------------------------------------------------------------------------------------------------------ */
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Offset in the block of a token's row. */
-static uint64_t row_offset(const struct kvt_content *content, uint32_t group, uint32_t layer, uint32_t plane, uint32_t token)
+static uint64_t row_offset(const struct kvt_content *content, uint32_t group, uint32_t layer, uint32_t plane,
+                           uint32_t token)
 {
     const struct kvt_content_group *of = &content->groups[group];
     return (((uint64_t)layer * of->planes + plane) * content->block_tokens + token) * of->row_bytes;
@@ -252,7 +253,8 @@ static uint64_t check_line(const struct row *row, const uint8_t *base, uint64_t 
     return differs == KVT_CONTENT_SAME ? differs : row_at + differs;
 }
 
-uint64_t kvt_content_check_line(const struct kvt_content *content, const struct kvt_content_run *run, const uint8_t *base)
+uint64_t kvt_content_check_line(const struct kvt_content *content, const struct kvt_content_run *run,
+                                const uint8_t *base)
 {
     const struct kvt_content_group *group = &content->groups[run->group];
     KVT_ASSERT(!group->is_state);
@@ -273,7 +275,7 @@ uint64_t kvt_content_check_line(const struct kvt_content *content, const struct 
     return check_line(&row, base, row_offset(content, run->group, layer, plane, run->first + i), choice);
 }
 
-/* ---- States ------------------------------------------------------------------------------------------------------------ */
+/* ---- States ------------------------------------------------------------------------------------------------------ */
 
 void kvt_content_write_state(const struct kvt_content *content, uint32_t group, uint64_t identity, uint8_t *base)
 {
@@ -285,7 +287,8 @@ void kvt_content_write_state(const struct kvt_content *content, uint32_t group, 
     }
 }
 
-uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t group, uint64_t identity, const uint8_t *base)
+uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t group, uint64_t identity,
+                                 const uint8_t *base)
 {
     const struct kvt_content_group *of = &content->groups[group];
     KVT_ASSERT(of->is_state);
@@ -297,7 +300,8 @@ uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t gro
     return KVT_CONTENT_SAME;
 }
 
-uint64_t kvt_content_check_state_line(const struct kvt_content *content, uint32_t group, uint64_t identity, const uint8_t *base)
+uint64_t kvt_content_check_state_line(const struct kvt_content *content, uint32_t group, uint64_t identity,
+                                      const uint8_t *base)
 {
     const struct kvt_content_group *of = &content->groups[group];
     KVT_ASSERT(of->is_state);

@@ -1,15 +1,17 @@
 /*
  * content: what the bytes of every token's KV must be, so that a reader can tell its own bytes from any others.
  *
- * A sequence's identity is a running hash over its token ids, kept here and never taken from the runtime: identity(p) is
- * known when token p is written, long before its block is sealed. A token's row in one plane of one layer is a pure
+ * A sequence's identity is a running hash over its token ids, kept here and never taken from the runtime: identity(p)
+ * is known when token p is written, long before its block is sealed. A token's row in one plane of one layer is a pure
  * function of (identity(p), p, group, layer, plane); a state at position p is one of (identity(p - 1), group, layer).
- * So the runtime cannot make a wrong block look right: two contexts that differ anywhere before a token differ in its bytes.
+ * So the runtime cannot make a wrong block look right: two contexts that differ anywhere before a token differ in its
+ * bytes.
  *
- * Bytes: a sample of real KV (pages.h) gives signs and exponents, a stream from the identity is laid over the mantissas.
- * They therefore pack as real KV does. Sample rows are chosen by position so that no run of exponents repeats within a block
- * of ordinary size; a second stage that looks for repeats finds none that real KV would not have.
- * int8 has no exponent: its bytes are the stream's.
+ * Bytes: a sample of real KV (pages.h) gives signs and exponents, a stream from the identity is laid over the
+ *        mantissas.
+ * They therefore pack as real KV does. Sample rows are chosen by position so that no run of exponents repeats within a
+ * block of ordinary size; a second stage that looks for repeats finds none that real KV would not have. int8 has no
+ * exponent: its bytes are the stream's.
  *
  * Thread: read-only after init; any thread.
  */
@@ -25,10 +27,10 @@
 #define KVT_CONTENT_SAME UINT64_MAX
 
 struct kvt_content_group {
-    const uint8_t *pages;  /* sample blocks; NULL: zeros */
+    const uint8_t *pages; /* sample blocks; NULL: zeros */
     uint64_t page_layer_bytes;
-    uint64_t page_tokens;  /* tokens of one sample layer */
-    uint64_t mask;         /* bits of eight bytes that the stream may change */
+    uint64_t page_tokens; /* tokens of one sample layer */
+    uint64_t mask;        /* bits of eight bytes that the stream may change */
     uint64_t row_bytes;
     uint32_t element_bytes;
     uint32_t planes, layers;
@@ -39,7 +41,7 @@ struct kvt_content {
     uint32_t block_tokens;
     uint32_t group_count;
     struct kvt_content_group groups[KVT_GROUPS_MAX];
-    uint8_t *widened;      /* owned: fp32 pages made from the bf16 ones */
+    uint8_t *widened; /* owned: fp32 pages made from the bf16 ones */
 };
 
 /* shape passes kvt_shape_check(). NOMEM. */
@@ -51,8 +53,9 @@ void kvt_content_done(struct kvt_content *content);
 uint64_t kvt_content_next(uint64_t identity, uint32_t token);
 
 /*
- * A run of tokens of one block, as the functions below see it: `count` tokens from token `first` of the block on, the first
- * of them at `position` of its sequence, identities[i] the identity once that token is in. base: the block's first byte.
+ * A run of tokens of one block, as the functions below see it: `count` tokens from token `first` of the block on, the
+ * first of them at `position` of its sequence, identities[i] the identity once that token is in. base: the block's
+ * first byte.
  */
 struct kvt_content_run {
     uint32_t group;
@@ -68,14 +71,17 @@ void kvt_content_write(const struct kvt_content *content, const struct kvt_conte
 uint64_t kvt_content_check(const struct kvt_content *content, const struct kvt_content_run *run, const uint8_t *base);
 
 /*
- * Checks the header word (the first eight bytes of the run's first row) and one line of up to 64 bytes at a place given by
- * the last identity of the run; the same result.
+ * Checks the header word (the first eight bytes of the run's first row) and one line of up to 64 bytes at a place given
+ * by the last identity of the run; the same result.
  */
-uint64_t kvt_content_check_line(const struct kvt_content *content, const struct kvt_content_run *run, const uint8_t *base);
+uint64_t kvt_content_check_line(const struct kvt_content *content, const struct kvt_content_run *run,
+                                const uint8_t *base);
 
 /* The same three for a state group's block once the token of this identity is in. */
 void kvt_content_write_state(const struct kvt_content *content, uint32_t group, uint64_t identity, uint8_t *base);
-uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t group, uint64_t identity, const uint8_t *base);
-uint64_t kvt_content_check_state_line(const struct kvt_content *content, uint32_t group, uint64_t identity, const uint8_t *base);
+uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t group, uint64_t identity,
+                                 const uint8_t *base);
+uint64_t kvt_content_check_state_line(const struct kvt_content *content, uint32_t group, uint64_t identity,
+                                      const uint8_t *base);
 
 #endif

@@ -35,7 +35,7 @@ static void link_turns(struct kvt_conversations *set, uint32_t *last)
             set->of_request[i] = set->of_request[before];
         } else {
             set->of_request[i] = set->count;
-            set->all[set->count++] = (struct kvt_conversation){.request = i, .due_ns = request->arrival_ns};
+            set->all[set->count++] = (struct kvt_conversation){ .request = i, .due_ns = request->arrival_ns };
         }
         if (!is_alone) last[request->session] = i;
     }
@@ -43,7 +43,7 @@ static void link_turns(struct kvt_conversations *set, uint32_t *last)
 
 enum kvt_status kvt_conversations_init(struct kvt_conversations *set, const struct kvt_workload *workload)
 {
-    *set = (struct kvt_conversations){.workload = workload};
+    *set = (struct kvt_conversations){ .workload = workload };
     enum kvt_status status = take_memory(set);
     uint32_t *last = kvt_alloc((size_t)workload->session_count + 1, sizeof *last);
     if (!last) status = KVT_NOMEM;
@@ -60,10 +60,11 @@ void kvt_conversations_done(struct kvt_conversations *set)
     kvt_free(set->of_request);
     kvt_free(set->next_turn);
     kvt_free(set->tokens);
-    *set = (struct kvt_conversations){0};
+    *set = (struct kvt_conversations){ 0 };
 }
 
-const uint32_t *kvt_conversation_tokens(struct kvt_conversations *set, const struct kvt_conversation *c, uint64_t first, uint64_t count)
+const uint32_t *kvt_conversation_tokens(struct kvt_conversations *set, const struct kvt_conversation *c, uint64_t first,
+                                        uint64_t count)
 {
     KVT_ASSERT(count <= set->tokens_max);
     kvt_workload_tokens(set->workload, c->request, first, count, set->tokens);
@@ -91,7 +92,8 @@ uint64_t kvt_conversation_common(struct kvt_conversations *set, struct kvt_conve
     return common;
 }
 
-void kvt_conversation_begin(struct kvt_conversations *set, struct kvt_conversation *c, uint64_t committed, uint64_t held)
+void kvt_conversation_begin(struct kvt_conversations *set, struct kvt_conversation *c, uint64_t committed,
+                            uint64_t held)
 {
     const struct kvt_request *request = kvt_conversation_request(set, c);
     KVT_ASSERT(committed <= held);
@@ -120,7 +122,8 @@ enum kvt_status kvt_conversation_identify(struct kvt_conversations *set, struct 
     while (c->identity_count < tokens) {
         const uint64_t n = kvt_min_u64(TOKENS_AT_ONCE, tokens - c->identity_count);
         const uint32_t *ids = kvt_conversation_tokens(set, c, c->identity_count, n);
-        for (uint64_t i = 0; i < n; i++) c->identities[c->identity_count++] = identity = kvt_content_next(identity, ids[i]);
+        for (uint64_t i = 0; i < n; i++)
+            c->identities[c->identity_count++] = identity = kvt_content_next(identity, ids[i]);
     }
     return KVT_OK;
 }
@@ -168,7 +171,4 @@ void kvt_conversation_begin_again(struct kvt_conversation *c, uint64_t committed
     c->is_back = committed > 0;
 }
 
-bool kvt_conversation_is_turn_over(const struct kvt_conversation *c)
-{
-    return c->committed == c->prompt + c->output;
-}
+bool kvt_conversation_is_turn_over(const struct kvt_conversation *c) { return c->committed == c->prompt + c->output; }

@@ -37,11 +37,11 @@ struct kvt_engine {
     uint64_t arena_count, arena_capacity;
     struct kvt_engine_times times;
     struct kvt_engine_counts counts;
-    uint64_t sink;                   /* what --verify off reads goes somewhere */
+    uint64_t sink; /* what --verify off reads goes somewhere */
 
     pthread_mutex_t mutex;
     pthread_cond_t done;
-    bool is_done;                    /* shared: under mutex */
+    bool is_done; /* shared: under mutex */
 };
 
 static uint64_t now_ns(void)
@@ -53,10 +53,11 @@ static uint64_t now_ns(void)
 
 static struct timespec timespec_of(uint64_t ns)
 {
-    return (struct timespec){.tv_sec = (time_t)(ns / UINT64_C(1000000000)), .tv_nsec = (long)(ns % UINT64_C(1000000000))};
+    return (struct timespec){ .tv_sec = (time_t)(ns / UINT64_C(1000000000)),
+                              .tv_nsec = (long)(ns % UINT64_C(1000000000)) };
 }
 
-/* ---- Open and close --------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static enum kvt_status take_slots(struct kvt_engine *engine)
 {
@@ -115,17 +116,11 @@ void kvt_engine_destroy(struct kvt_engine **engine)
     *engine = NULL;
 }
 
-kvt_stream kvt_engine_stream(const struct kvt_engine *engine)
-{
-    return engine->stream;
-}
+kvt_stream kvt_engine_stream(const struct kvt_engine *engine) { return engine->stream; }
 
-const struct kvt_engine_counts *kvt_engine_counts(const struct kvt_engine *engine)
-{
-    return &engine->counts;
-}
+const struct kvt_engine_counts *kvt_engine_counts(const struct kvt_engine *engine) { return &engine->counts; }
 
-/* ---- Building a step --------------------------------------------------------------------------------------------------- */
+/* ---- Building a step --------------------------------------------------------------------------------------------- */
 
 static enum kvt_status reserve_arena(struct kvt_engine *engine, uint64_t more)
 {
@@ -146,9 +141,10 @@ static enum kvt_status read_table(struct kvt_engine *engine, struct step_item *s
     for (;;) {
         uint64_t first, count;
         KVT_TRY(reserve_arena(engine, max));
-        KVT_TRY(kvt_seq_table(engine->runtime, item->seq, group, engine->arena + engine->arena_count, max, &first, &count));
+        KVT_TRY(
+            kvt_seq_table(engine->runtime, item->seq, group, engine->arena + engine->arena_count, max, &first, &count));
         if (count <= max) {
-            step_item->tables[group] = (struct table){.at = engine->arena_count, .first = first, .count = count};
+            step_item->tables[group] = (struct table){ .at = engine->arena_count, .first = first, .count = count };
             engine->arena_count += count;
             return KVT_OK;
         }
@@ -168,25 +164,30 @@ enum kvt_status kvt_engine_add(struct kvt_engine *engine, const struct kvt_engin
         engine->item_capacity = capacity;
     }
     struct step_item *step_item = &engine->items[engine->item_count];
-    *step_item = (struct step_item){.item = *item};
+    *step_item = (struct step_item){ .item = *item };
     for (uint32_t g = 0; g < engine->shape->group_count; g++) KVT_TRY(read_table(engine, step_item, g));
     engine->item_count++;
     return KVT_OK;
 }
 
-/* ---- The job ------------------------------------------------------------------------------------------------------------ */
+/* ---- The job ----------------------------------------------------------------------------------------------------- */
 
-static void mismatch(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t block, uint64_t offset)
+static void mismatch(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t block,
+                     uint64_t offset)
 {
     const uint64_t n = engine->counts.mismatches++;
     if (n >= KVT_MISMATCHES_KEPT) return;
     engine->counts.kept[n] = (struct kvt_mismatch){
-        .request = item->item.request, .group = group, .block = block, .offset = offset,
+        .request = item->item.request,
+        .group = group,
+        .block = block,
+        .offset = offset,
     };
 }
 
 /* Address of a block in the step's table, or NULL when the table has no slot for it. */
-static uint8_t *block_address(const struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t block)
+static uint8_t *block_address(const struct kvt_engine *engine, const struct step_item *item, uint32_t group,
+                              uint64_t block)
 {
     const struct table *table = &item->tables[group];
     if (block < table->first) return NULL;
@@ -223,7 +224,8 @@ static void look_at(struct kvt_engine *engine, const struct step_item *item, con
 }
 
 /* The state after `tokens` tokens. */
-static void look_at_state(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t tokens, enum look look)
+static void look_at_state(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t tokens,
+                          enum look look)
 {
     const struct table *table = &item->tables[group];
     const uint8_t *base = block_address(engine, item, group, table->first);
@@ -270,8 +272,11 @@ static void look_at_tokens(struct kvt_engine *engine, const struct step_item *it
     for (uint64_t block = from / block_tokens; block * block_tokens < to; block++) {
         const uint64_t start = block * block_tokens;
         const struct kvt_content_run run = {
-            .group = group, .first = 0, .count = (uint32_t)kvt_min_u64(block_tokens, tokens - start),
-            .position = start, .identities = item->item.identities + start,
+            .group = group,
+            .first = 0,
+            .count = (uint32_t)kvt_min_u64(block_tokens, tokens - start),
+            .position = start,
+            .identities = item->item.identities + start,
         };
         look_at(engine, item, &run, block, look_for(engine, is_check, run.identities[run.count - 1]));
     }
@@ -307,8 +312,11 @@ static void write_tokens(struct kvt_engine *engine, const struct step_item *item
         const uint64_t block = position / block_tokens;
         const uint64_t first = position - block * block_tokens;
         const struct kvt_content_run run = {
-            .group = group, .first = (uint32_t)first, .count = (uint32_t)kvt_min_u64(block_tokens - first, end - position),
-            .position = position, .identities = item->item.identities + position,
+            .group = group,
+            .first = (uint32_t)first,
+            .count = (uint32_t)kvt_min_u64(block_tokens - first, end - position),
+            .position = position,
+            .identities = item->item.identities + position,
         };
         uint8_t *base = block_address(engine, item, group, block);
         if (base) kvt_content_write(engine->content, &run, base);

@@ -9,20 +9,42 @@
 #include "tools/key_file.h"
 #include "tools/text.h"
 
-#define SHAPE_DEFAULT        "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
+#define SHAPE_DEFAULT "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
 #define BLOCK_TOKENS_DEFAULT 16
-#define BLOCK_TOKENS_TRACE   512
-#define BLOCK_TOKENS_MAX     65535
-#define BATCH_DEFAULT        16
-#define BATCH_MAX            4096
-#define PREFILL_DEFAULT      2048
-#define SPEED_MOST           1e9
-#define MS_MOST              86400000.0
+#define BLOCK_TOKENS_TRACE 512
+#define BLOCK_TOKENS_MAX 65535
+#define BATCH_DEFAULT 16
+#define BATCH_MAX 4096
+#define PREFILL_DEFAULT 2048
+#define SPEED_MOST 1e9
+#define MS_MOST 86400000.0
 
 enum option_key {
-    OPTION_TRACE = 0x100, OPTION_WORKLOAD, OPTION_REQUESTS, OPTION_MODEL, OPTION_SHAPE, OPTION_BLOCK_TOKENS, OPTION_HBM,
-    OPTION_HOST, OPTION_NVME, OPTION_NVME_WRITES, OPTION_NVME_KEY, OPTION_DEVICE, OPTION_POLICY, OPTION_PREFETCH, OPTION_ARRIVAL, OPTION_SPEED, OPTION_VERIFY,
-    OPTION_READ, OPTION_LINK_HBM, OPTION_LINK_NVME, OPTION_STEP, OPTION_BATCH, OPTION_PREFILL, OPTION_THINK, OPTION_SEED,
+    OPTION_TRACE = 0x100,
+    OPTION_WORKLOAD,
+    OPTION_REQUESTS,
+    OPTION_MODEL,
+    OPTION_SHAPE,
+    OPTION_BLOCK_TOKENS,
+    OPTION_HBM,
+    OPTION_HOST,
+    OPTION_NVME,
+    OPTION_NVME_WRITES,
+    OPTION_NVME_KEY,
+    OPTION_DEVICE,
+    OPTION_POLICY,
+    OPTION_PREFETCH,
+    OPTION_ARRIVAL,
+    OPTION_SPEED,
+    OPTION_VERIFY,
+    OPTION_READ,
+    OPTION_LINK_HBM,
+    OPTION_LINK_NVME,
+    OPTION_STEP,
+    OPTION_BATCH,
+    OPTION_PREFILL,
+    OPTION_THINK,
+    OPTION_SEED,
     OPTION_JSON
 };
 
@@ -30,41 +52,61 @@ static const struct argp_option option_table[] = {
     { 0, 0, 0, 0, "What is replayed:", 1 },
     { "trace", OPTION_TRACE, "FILE", 0, "a serving trace: Mooncake JSONL (also with session_id), or Azure CSV", 1 },
     { "workload", OPTION_WORKLOAD, "NAME", 0, "or a generated one: chat, agent, longdoc, batch", 1 },
-    { "requests", OPTION_REQUESTS, "N", 0, "at most so many requests (default: all of a trace; of a generated "
-      "workload 120 to 256, by its kind)", 1 },
+    { "requests", OPTION_REQUESTS, "N", 0,
+      "at most so many requests (default: all of a trace; of a generated "
+      "workload 120 to 256, by its kind)",
+      1 },
     { "seed", OPTION_SEED, "N", 0, "of the generated workload and of the tokens (default 0)", 1 },
-    { "think-ms", OPTION_THINK, "N", 0, "pause between the turns of a session: the generator's mean, or of every turn of a "
-      "trace (default: as the generator or the trace has it)", 1 },
-    { "arrival", OPTION_ARRIVAL, "HOW", 0, "sequential: one after another; trace: at their times; asap: all at once (default)", 1 },
+    { "think-ms", OPTION_THINK, "N", 0,
+      "pause between the turns of a session: the generator's mean, or of every turn of a "
+      "trace (default: as the generator or the trace has it)",
+      1 },
+    { "arrival", OPTION_ARRIVAL, "HOW", 0,
+      "sequential: one after another; trace: at their times; asap: all at once (default)", 1 },
     { "speed", OPTION_SPEED, "X", 0, "with --arrival trace: times are divided by it (default 1)", 1 },
     { 0, 0, 0, 0, "On what:", 2 },
     { "model", OPTION_MODEL, "NAME", 0, "a model by name, as in kvtier plan", 2 },
-    { "shape", OPTION_SHAPE, "SHAPE", 0, "or by layers=,kv_heads=,head_dim=,dtype=[,kind=full|window|state,window=,sinks=,planes=,"
-      "state_bytes=]; '+' joins groups (default " SHAPE_DEFAULT ")", 2 },
+    { "shape", OPTION_SHAPE, "SHAPE", 0,
+      "or by layers=,kv_heads=,head_dim=,dtype=[,kind=full|window|state,window=,sinks=,planes=,"
+      "state_bytes=]; '+' joins groups (default " SHAPE_DEFAULT ")",
+      2 },
     { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "tokens of a block (default 16, of a trace 512)", 2 },
     { "hbm", OPTION_HBM, "SIZE", 0, "device memory for blocks (default 64MiB)", 2 },
     { "host", OPTION_HOST, "SIZE", 0, "pinned host memory (default 256MiB)", 2 },
-    { "nvme", OPTION_NVME, "DIR[,DIR...]:SIZE", 0, "directory of the store, or several on different devices, and the disk space that they may take together "
-      "(default: no such tier)", 2 },
-    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits. "
-      "A directory whose records are under another key, or none, is emptied", 2 },
-    { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0, "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
+    { "nvme", OPTION_NVME, "DIR[,DIR...]:SIZE", 0,
+      "directory of the store, or several on different devices, and the disk space that they may take together "
+      "(default: no such tier)",
+      2 },
+    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0,
+      "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits. "
+      "A directory whose records are under another key, or none, is emptied",
+      2 },
+    { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0,
+      "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
     { "device", OPTION_DEVICE, "KIND", 0, "auto (default), cuda, emulated", 2 },
-    { "link-hbm", OPTION_LINK_HBM, "GB/s", 0, "pace of the emulated device's link; 1 GB is 10^9 bytes "
-      "(default: none)", 2 },
+    { "link-hbm", OPTION_LINK_HBM, "GB/s", 0,
+      "pace of the emulated device's link; 1 GB is 10^9 bytes "
+      "(default: none)",
+      2 },
     { "link-nvme", OPTION_LINK_NVME, "GB/s", 0, "pace of the store's disk (default: none)", 2 },
     { 0, 0, 0, 0, "How:", 3 },
     { "policy", OPTION_POLICY, "NAME", 0, "eviction: lru (default), or another of those that kvtier sim lists", 3 },
-    { "prefetch", OPTION_PREFETCH, "HOW", 0, "blocks are fetched ahead of need (lookahead, default), when a "
-      "sequence is resumed (demand), or when a step asks for it (off)", 3 },
+    { "prefetch", OPTION_PREFETCH, "HOW", 0,
+      "blocks are fetched ahead of need (lookahead, default), when a "
+      "sequence is resumed (demand), or when a step asks for it (off)",
+      3 },
     { "batch", OPTION_BATCH, "N", 0, "sequences in a step (default 16)", 3 },
     { "prefill-chunk", OPTION_PREFILL, "N", 0, "prompt tokens in a step (default 2048)", 3 },
     { "step-ms", OPTION_STEP, "N", 0, "a step takes at least so long (default 0)", 3 },
-    { "read", OPTION_READ, "HOW", 0, "what a step reads of every block it attends to: line (default), or full, "
-      "which is many times slower", 3 },
-    { "verify", OPTION_VERIFY, "HOW", 0, "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
+    { "read", OPTION_READ, "HOW", 0,
+      "what a step reads of every block it attends to: line (default), or full, "
+      "which is many times slower",
+      3 },
+    { "verify", OPTION_VERIFY, "HOW", 0,
+      "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
-    { 0 } };
+    { 0 }
+};
 
 /* What was asked for, before it is put together. */
 struct asked {
@@ -80,8 +122,8 @@ static error_t refuse(const struct argp_state *state, const char *option, const 
     return EINVAL;
 }
 
-static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t least, uint64_t most,
-                          uint64_t *ret_count)
+static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t least,
+                          uint64_t most, uint64_t *ret_count)
 {
     const char *rule = kvt_parse_count(value, least, most, ret_count);
     return rule ? refuse(state, option, value, rule) : 0;
@@ -102,15 +144,16 @@ static error_t read_ms(const struct argp_state *state, const char *option, const
     return 0;
 }
 
-static error_t read_rate(const struct argp_state *state, const char *option, const char *value, uint64_t *ret_bytes_per_s)
+static error_t read_rate(const struct argp_state *state, const char *option, const char *value,
+                         uint64_t *ret_bytes_per_s)
 {
     const char *rule = kvt_parse_rate(value, ret_bytes_per_s);
     return rule ? refuse(state, option, value, rule) : 0;
 }
 
 /* The place of value in `names`, which ends with NULL. */
-static error_t read_name(const struct argp_state *state, const char *option, const char *value, const char *const *names,
-                         const char *rule, uint32_t *ret_index)
+static error_t read_name(const struct argp_state *state, const char *option, const char *value,
+                         const char *const *names, const char *rule, uint32_t *ret_index)
 {
     for (uint32_t i = 0; names[i]; i++) {
         if (strcmp(names[i], value) != 0) continue;
@@ -123,7 +166,8 @@ static error_t read_name(const struct argp_state *state, const char *option, con
 static error_t read_nvme(const struct argp_state *state, const char *value, struct kvt_run_options *options)
 {
     const char *colon = strrchr(value, ':');
-    if (!colon || colon == value) return refuse(state, "--nvme", value, "a directory and a size, as in /mnt/nvme/kv:64GiB");
+    if (!colon || colon == value)
+        return refuse(state, "--nvme", value, "a directory and a size, as in /mnt/nvme/kv:64GiB");
     const size_t length = (size_t)(colon - value);
     if (length >= sizeof options->nvme_path) return refuse(state, "--nvme", value, "the path is too long");
     const char *rule = kvt_parse_size(colon + 1, &options->nvme_bytes);
@@ -144,11 +188,11 @@ static error_t read_key(const struct argp_state *state, const char *value, struc
 /* Options that take one of a few words. */
 static error_t read_word(int key, const char *value, const struct argp_state *state, struct kvt_run_options *options)
 {
-    static const char *const devices[] = {"auto", "cuda", "emulated", NULL};
-    static const char *const prefetches[] = {"lookahead", "demand", "off", NULL};
-    static const char *const arrivals[] = {"sequential", "trace", "asap", NULL};
-    static const char *const verifies[] = {"full", "sample", "off", NULL};
-    static const char *const reads[] = {"line", "full", NULL};
+    static const char *const devices[] = { "auto", "cuda", "emulated", NULL };
+    static const char *const prefetches[] = { "lookahead", "demand", "off", NULL };
+    static const char *const arrivals[] = { "sequential", "trace", "asap", NULL };
+    static const char *const verifies[] = { "full", "sample", "off", NULL };
+    static const char *const reads[] = { "line", "full", NULL };
     uint32_t i = 0;
     error_t error = 0;
     switch (key) {
@@ -218,7 +262,9 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
     case OPTION_NVME: error = read_nvme(state, value, options); break;
     case OPTION_LINK_HBM: error = read_rate(state, "--link-hbm", value, &options->link_hbm_bytes_per_s); break;
     case OPTION_NVME_KEY: error = read_key(state, value, options); break;
-    case OPTION_NVME_WRITES: error = read_size(state, "--nvme-writes-per-day", value, &options->nvme_bytes_per_day); break;
+    case OPTION_NVME_WRITES:
+        error = read_size(state, "--nvme-writes-per-day", value, &options->nvme_bytes_per_day);
+        break;
     case OPTION_LINK_NVME: error = read_rate(state, "--link-nvme", value, &options->link_nvme_bytes_per_s); break;
     case OPTION_POLICY: options->policy = value; break;
     case OPTION_BATCH:
@@ -242,8 +288,9 @@ static error_t put_together(const struct argp_state *state, struct asked *asked)
     const bool is_trace = options->workload.trace != NULL;
     char error[256];
     if (is_trace == (options->workload.generator != NULL)) {
-        (void)kvt_usage_error(state->argv[0], "%s", is_trace ? "--trace and --workload exclude each other"
-                                                             : "one of --trace FILE and --workload NAME is needed");
+        (void)kvt_usage_error(state->argv[0], "%s",
+                              is_trace ? "--trace and --workload exclude each other"
+                                       : "one of --trace FILE and --workload NAME is needed");
         return EINVAL;
     }
     if (asked->model && asked->shape) {
@@ -287,15 +334,22 @@ static error_t read_option(int key, char *value, struct argp_state *state)
 int kvt_run_options_parse(int argc, char **argv, struct kvt_run_options *ret_options)
 {
     static const struct argp parser = {
-        .options = option_table, .parser = read_option,
+        .options = option_table,
+        .parser = read_option,
         .doc = "Replays a workload on the real runtime with real bytes, and verifies every block that it gets back.",
     };
     *ret_options = (struct kvt_run_options){
-        .hbm_bytes = 64 * KVT_MIB, .host_bytes = 256 * KVT_MIB, .device = KVT_DEVICE_AUTO,
-        .prefetch = KVT_PREFETCH_LOOKAHEAD, .arrival = KVT_ARRIVAL_ASAP, .speed = 1, .pause_ns = UINT64_MAX,
-        .batch = BATCH_DEFAULT, .prefill_chunk = PREFILL_DEFAULT,
+        .hbm_bytes = 64 * KVT_MIB,
+        .host_bytes = 256 * KVT_MIB,
+        .device = KVT_DEVICE_AUTO,
+        .prefetch = KVT_PREFETCH_LOOKAHEAD,
+        .arrival = KVT_ARRIVAL_ASAP,
+        .speed = 1,
+        .pause_ns = UINT64_MAX,
+        .batch = BATCH_DEFAULT,
+        .prefill_chunk = PREFILL_DEFAULT,
     };
-    struct asked asked = {.options = ret_options};
+    struct asked asked = { .options = ret_options };
     return kvt_parse_options(&parser, argc, argv, &asked);
 }
 
@@ -322,9 +376,12 @@ struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)
 
 const char *kvt_run_option_of_field(const char *field)
 {
-    static const struct { const char *field, *option; } names[] = {
-        {"device_bytes", "--hbm"}, {"host_bytes", "--host"}, {"nvme_path", "--nvme"}, {"nvme_bytes", "--nvme"},
-        {"device_policy", "--policy"}, {"host_policy", "--policy"}, {"device", "--device"}, {"shape", "--shape"},
+    static const struct {
+        const char *field, *option;
+    } names[] = {
+        { "device_bytes", "--hbm" }, { "host_bytes", "--host" },      { "nvme_path", "--nvme" },
+        { "nvme_bytes", "--nvme" },  { "device_policy", "--policy" }, { "host_policy", "--policy" },
+        { "device", "--device" },    { "shape", "--shape" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
         if (strcmp(names[i].field, field) == 0) return names[i].option;

@@ -1,8 +1,8 @@
 /*
  * options: what `kvtier run` was asked for.
  *
- * Everything that can be judged without opening a runtime is judged here: one line on stderr names option, value and rule.
- * Texts point into argv or into the struct itself.
+ * Everything that can be judged without opening a runtime is judged here: one line on stderr names option, value and
+ * rule. Texts point into argv or into the struct itself.
  */
 #ifndef KVT_TOOLS_RUN_OPTIONS_H
 #define KVT_TOOLS_RUN_OPTIONS_H
@@ -26,17 +26,17 @@ struct kvt_run_options {
     uint64_t nvme_bytes;
     uint8_t nvme_key[32];
     bool has_nvme_key;
-    uint64_t nvme_bytes_per_day;    /* 0: no limit */
+    uint64_t nvme_bytes_per_day; /* 0: no limit */
     enum kvt_device_kind device;
-    const char *policy;             /* NULL: the default */
+    const char *policy; /* NULL: the default */
     enum kvt_prefetch prefetch;
     enum kvt_arrival arrival;
     double speed;
     enum kvt_verify verify;
     enum kvt_read read;
     uint64_t link_hbm_bytes_per_s, link_nvme_bytes_per_s; /* 0: not paced */
-    uint64_t step_ns;               /* 0: as fast as it goes */
-    uint64_t pause_ns;              /* UINT64_MAX: not asked for */
+    uint64_t step_ns;                                     /* 0: as fast as it goes */
+    uint64_t pause_ns;                                    /* UINT64_MAX: not asked for */
     uint32_t batch;
     uint64_t prefill_chunk;
     bool is_json;

@@ -6,7 +6,7 @@
 
 enum { EXPECT_MAX = 256 };
 
-/* ---- Lists -------------------------------------------------------------------------------------------------------------- */
+/* ---- Lists ------------------------------------------------------------------------------------------------------- */
 
 void kvt_list_insert_by_ticket(struct kvt_list *list, struct kvt_conversation *c)
 {
@@ -39,12 +39,9 @@ static void idle_remove(struct kvt_list *idle, const struct kvt_conversation *c)
     moved->idle_index = c->idle_index;
 }
 
-void kvt_schedule_idle_remove(struct kvt_schedule *s, const struct kvt_conversation *c)
-{
-    idle_remove(&s->idle, c);
-}
+void kvt_schedule_idle_remove(struct kvt_schedule *s, const struct kvt_conversation *c) { idle_remove(&s->idle, c); }
 
-/* ---- The waiting, by due time -------------------------------------------------------------------------------------------- */
+/* ---- The waiting, by due time ------------------------------------------------------------------------------------ */
 
 static bool is_earlier(const struct kvt_conversation *a, const struct kvt_conversation *b)
 {
@@ -73,7 +70,7 @@ static struct kvt_conversation *heap_take_first(struct kvt_list *heap)
     return first;
 }
 
-/* ---- Arrivals ---------------------------------------------------------------------------------------------------------- */
+/* ---- Arrivals ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t divided(uint64_t ns, double speed)
 {
@@ -152,7 +149,7 @@ uint64_t kvt_schedule_next_arrival_ns(const struct kvt_schedule *s)
     return s->waiting.count > 0 ? s->waiting.at[0]->due_ns : UINT64_MAX;
 }
 
-/* ---- Look-ahead ---------------------------------------------------------------------------------------------------------- */
+/* ---- Look-ahead -------------------------------------------------------------------------------------------------- */
 
 /* Steps until the running sequence that ends first makes room: what an engine that limits its outputs knows at most. */
 static uint64_t steps_until_room(const struct kvt_schedule *s)
@@ -189,7 +186,7 @@ void kvt_schedule_expect(struct kvt_schedule *s, uint64_t now_ns)
         const struct kvt_conversation *c = s->idle.at[i];
         if (s->options->arrival == KVT_ARRIVAL_SEQUENTIAL) {
             const bool is_next = s->next_request < s->conversations.workload->request_count
-                                 && c->request == s->next_request;
+                && c->request == s->next_request;
             if (is_next) n = expect_one(s, n, c, room);
             continue;
         }

@@ -8,7 +8,7 @@
 #include "tools/cli.h"
 #include "tools/text.h"
 
-static const char *const tier_names[KVT_TIERS] = {"device", "host", "nvme"};
+static const char *const tier_names[KVT_TIERS] = { "device", "host", "nvme" };
 
 double kvt_report_ratio(uint64_t raw_bytes, uint64_t taken_bytes)
 {
@@ -34,7 +34,8 @@ static uint64_t contiguous_bytes(const struct kvt_model_shape *shape, uint64_t t
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < shape->group_count; g++) {
         const struct kvt_group_shape *group = &shape->groups[g];
-        bytes += group->kind == KVT_GROUP_STATE ? kvt_group_block_bytes(group, 0) : kvt_group_bytes_per_token(group) * tokens;
+        bytes += group->kind == KVT_GROUP_STATE ? kvt_group_block_bytes(group, 0)
+                                                : kvt_group_bytes_per_token(group) * tokens;
     }
     return bytes;
 }
@@ -43,10 +44,11 @@ struct kvt_report_memory kvt_report_memory(const struct kvt_report *report)
 {
     const struct kvt_schedule_result *run = report->run;
     const uint64_t hbm_bytes = report->stats.tiers[KVT_TIER_DEVICE].capacity_bytes;
-    struct kvt_report_memory memory = {0};
+    struct kvt_report_memory memory = { 0 };
     for (uint32_t i = 0; i < report->workload->request_count; i++) {
         const struct kvt_request *request = &report->workload->requests[i];
-        memory.max_length_tokens = kvt_max_u64(memory.max_length_tokens, request->prompt_tokens + request->output_tokens);
+        memory.max_length_tokens = kvt_max_u64(memory.max_length_tokens,
+                                               request->prompt_tokens + request->output_tokens);
     }
     const uint64_t longest_bytes = contiguous_bytes(report->shape, memory.max_length_tokens);
     if (longest_bytes > 0) memory.sequences_contiguous = hbm_bytes / longest_bytes;
@@ -54,7 +56,8 @@ struct kvt_report_memory kvt_report_memory(const struct kvt_report *report)
         memory.sequences_paged = (uint64_t)((double)hbm_bytes / (run->paged_bytes_sum / (double)run->paged_count));
     }
     for (uint32_t g = 0; g < report->shape->group_count; g++)
-        memory.working_set_bytes += kvt_group_bytes_per_token(&report->shape->groups[g]) * (run->tokens_computed - run->tokens_recomputed);
+        memory.working_set_bytes += kvt_group_bytes_per_token(&report->shape->groups[g])
+            * (run->tokens_computed - run->tokens_recomputed);
     memory.fast_bytes = hbm_bytes + report->stats.tiers[KVT_TIER_HOST].capacity_bytes;
     if (run->used_ratio_count > 0) memory.used_over_allocated = run->used_ratio_sum / (double)run->used_ratio_count;
     return memory;
@@ -65,11 +68,12 @@ static uint64_t store_raw_held(const struct kvt_report *report)
 {
     const struct kvt_model_shape *shape = report->shape;
     uint64_t bytes = 0;
-    for (uint32_t g = 0; g < shape->group_count; g++) bytes += kvt_group_block_bytes(&shape->groups[g], shape->block_tokens);
+    for (uint32_t g = 0; g < shape->group_count; g++)
+        bytes += kvt_group_block_bytes(&shape->groups[g], shape->block_tokens);
     return report->stats.store_records * bytes / shape->group_count;
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------------------------------ */
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static void put(struct json_object *object, const char *name, uint64_t value)
 {
@@ -231,19 +235,21 @@ enum kvt_status kvt_report_print_json(const struct kvt_report *report, FILE *str
     put_stores(root, report);
     put_memory(root, report);
     put_transfers(root, report);
-    const char *text = json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
+    const char *text = json_object_to_json_string_ext(
+        root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text) (void)fprintf(stream, "%s\n", text);
     (void)json_object_put(root);
     return text ? KVT_OK : KVT_NOMEM;
 }
 
-/* ---- For people -------------------------------------------------------------------------------------------------------------- */
+/* ---- For people -------------------------------------------------------------------------------------------------- */
 
 static void print_tiers(const struct kvt_report *report, FILE *stream)
 {
     struct kvt_listing listing;
     kvt_listing_init(&listing, "lrrrrrrrr");
-    static const char *const heads[] = {"tier", "capacity", "peak", "blocks at once", "hits", "misses", "evictions", "in", "out"};
+    static const char *const heads[] = { "tier",      "capacity", "peak", "blocks at once", "hits", "misses",
+                                         "evictions", "in",       "out" };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(heads); i++) kvt_listing_add(&listing, "%s", heads[i]);
     for (uint32_t i = 0; i < KVT_TIERS; i++) {
         if (!has_tier(report, i)) continue;
@@ -285,16 +291,20 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
                       kvt_report_ratio(stats->host_raw_equivalent_bytes, stats->host_slot_bytes));
     }
     if (report->has_store) {
-        (void)fprintf(stream, "  store       %s of blocks in %s of records, %.2f times less; %s by du, %.2f times less\n",
-                      kvt_format_bytes(stats->store_raw_bytes).text, kvt_format_bytes(stats->store_stored_bytes).text,
-                      kvt_report_ratio(stats->store_raw_bytes, stats->store_stored_bytes),
-                      kvt_format_bytes(report->du_bytes).text, kvt_report_ratio(store_raw_held(report), report->du_bytes));
+        (void)fprintf(
+            stream, "  store       %s of blocks in %s of records, %.2f times less; %s by du, %.2f times less\n",
+            kvt_format_bytes(stats->store_raw_bytes).text, kvt_format_bytes(stats->store_stored_bytes).text,
+            kvt_report_ratio(stats->store_raw_bytes, stats->store_stored_bytes),
+            kvt_format_bytes(report->du_bytes).text, kvt_report_ratio(store_raw_held(report), report->du_bytes));
     }
     const struct kvt_report_memory memory = kvt_report_memory(report);
-    (void)fprintf(stream, "  working set %s of KV, %.1f times HBM and host together\n", kvt_format_bytes(memory.working_set_bytes).text,
+    (void)fprintf(stream, "  working set %s of KV, %.1f times HBM and host together\n",
+                  kvt_format_bytes(memory.working_set_bytes).text,
                   kvt_report_ratio(memory.working_set_bytes, memory.fast_bytes));
-    (void)fprintf(stream, "  memory      %.1f %% of the allocated device KV is in use\n", 100 * memory.used_over_allocated);
-    (void)fprintf(stream, "  at once     %s sequences fit in this HBM paged; %s would with %s tokens preallocated for each\n",
+    (void)fprintf(stream, "  memory      %.1f %% of the allocated device KV is in use\n",
+                  100 * memory.used_over_allocated);
+    (void)fprintf(stream,
+                  "  at once     %s sequences fit in this HBM paged; %s would with %s tokens preallocated for each\n",
                   kvt_format_count(memory.sequences_paged).text, kvt_format_count(memory.sequences_contiguous).text,
                   kvt_format_count(memory.max_length_tokens).text);
 }
@@ -304,13 +314,15 @@ void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
     const struct kvt_schedule_result *run = report->run;
     (void)fprintf(stream, "%s of %s on an %s device%s: %.1f s\n", report->workload->name, report->model, report->device,
                   run->outcome == KVT_OUTCOME_INTERRUPTED ? ", interrupted" : "", report->seconds);
-    (void)fprintf(stream, "  requests    %s of %s completed, %s failed\n", kvt_format_count(run->requests_completed).text,
-                  kvt_format_count(run->requests).text, kvt_format_count(run->requests_failed).text);
+    (void)fprintf(stream, "  requests    %s of %s completed, %s failed\n",
+                  kvt_format_count(run->requests_completed).text, kvt_format_count(run->requests).text,
+                  kvt_format_count(run->requests_failed).text);
     (void)fprintf(stream, "  tokens      %s prompt, of them %s reused; %s recomputed, %s generated\n",
                   kvt_format_count(run->tokens_prompt).text, kvt_format_count(run->tokens_reused).text,
                   kvt_format_count(run->tokens_recomputed).text, kvt_format_count(run->tokens_generated).text);
     (void)fprintf(stream, "  verified    %s whole blocks and %s lines, %s mismatches\n",
-                  kvt_format_count(report->checks->blocks_checked).text, kvt_format_count(report->checks->lines_checked).text,
+                  kvt_format_count(report->checks->blocks_checked).text,
+                  kvt_format_count(report->checks->lines_checked).text,
                   kvt_format_count(report->checks->mismatches).text);
     print_tiers(report, stream);
     print_steps(report, stream);
@@ -322,8 +334,8 @@ void kvt_report_print_mismatches(const struct kvt_engine_counts *checks, FILE *s
     const uint64_t kept = kvt_min_u64(checks->mismatches, KVT_MISMATCHES_KEPT);
     for (uint64_t i = 0; i < kept; i++) {
         const struct kvt_mismatch *m = &checks->kept[i];
-        (void)fprintf(stream, "kvtier run: mismatch: request %" PRIu32 ", group %" PRIu32 ", block %" PRIu64, m->request,
-                      m->group, m->block);
+        (void)fprintf(stream, "kvtier run: mismatch: request %" PRIu32 ", group %" PRIu32 ", block %" PRIu64,
+                      m->request, m->group, m->block);
         if (m->offset == KVT_CONTENT_SAME) (void)fprintf(stream, ": no slot holds it\n");
         else (void)fprintf(stream, ": first differing byte %" PRIu64 "\n", m->offset);
     }

@@ -23,20 +23,21 @@ struct kvt_report {
     const char *device;
     const struct kvt_schedule_result *run;
     const struct kvt_engine_counts *checks;
-    struct kvt_stats stats;      /* taken when the run ended */
-    uint64_t du_bytes;           /* blocks of the store's files, as the file system counts them; 0: no store */
+    struct kvt_stats stats; /* taken when the run ended */
+    uint64_t du_bytes;      /* blocks of the store's files, as the file system counts them; 0: no store */
     double seconds;
     bool has_host, has_store;
 };
 
 /* What a run did to memory, beside what contiguous preallocation would have done with the same HBM. */
 struct kvt_report_memory {
-    double used_over_allocated;     /* mean over the run's samples; 0 without any */
-    uint64_t working_set_bytes;     /* raw KV of every token that was computed, once */
-    uint64_t fast_bytes;            /* capacity of HBM and host together */
-    uint64_t max_length_tokens;     /* longest context of the workload */
-    uint64_t sequences_contiguous;  /* that fit at once when each reserves that much in every layer */
-    uint64_t sequences_paged;       /* that fit at once at what sequences claimed when their turns ended, nothing shared */
+    double used_over_allocated;    /* mean over the run's samples; 0 without any */
+    uint64_t working_set_bytes;    /* raw KV of every token that was computed, once */
+    uint64_t fast_bytes;           /* capacity of HBM and host together */
+    uint64_t max_length_tokens;    /* longest context of the workload */
+    uint64_t sequences_contiguous; /* that fit at once when each reserves that much in every layer */
+    /* that fit at once at what sequences claimed when their turns ended, nothing shared */
+    uint64_t sequences_paged;
 };
 struct kvt_report_memory kvt_report_memory(const struct kvt_report *report);
 

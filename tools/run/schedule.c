@@ -10,17 +10,17 @@
 
 enum { EXPECT_MAX = 256, STATS_EVERY = 8 };
 
-#define WAIT_SLICE_NS       UINT64_C(100000000)   /* how late a signal is seen at most */
+#define WAIT_SLICE_NS UINT64_C(100000000) /* how late a signal is seen at most */
 #define PATIENCE_DEFAULT_NS UINT64_C(5000000000)
-#define GIVE_UP_DEFAULT_NS  UINT64_C(5000000000)
-#define STUCK_DEFAULT_NS    UINT64_C(60000000000)
-#define EXPECT_EVERY_NS     UINT64_C(5000000)
-#define INTERRUPT_GRACE_NS  UINT64_C(500000000)   /* a step that is running when a signal comes gets so long to end */
-#define STREAM_GAP_NS       UINT64_C(200000)      /* a step that begins so late on its stream waited for fetches */
+#define GIVE_UP_DEFAULT_NS UINT64_C(5000000000)
+#define STUCK_DEFAULT_NS UINT64_C(60000000000)
+#define EXPECT_EVERY_NS UINT64_C(5000000)
+#define INTERRUPT_GRACE_NS UINT64_C(500000000) /* a step that is running when a signal comes gets so long to end */
+#define STREAM_GAP_NS UINT64_C(200000)         /* a step that begins so late on its stream waited for fetches */
 
 uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s) { return kvt_env_now_ns(&s->env); }
 
-/* ---- What computes the steps: the engine, or a caller's model ---------------------------------------------------------- */
+/* ---- What computes the steps: the engine, or a caller's model ---------------------------------------------------- */
 
 static kvt_stream steps_stream(const struct kvt_schedule *s)
 {
@@ -55,7 +55,7 @@ bool kvt_schedule_fail(struct kvt_schedule *s, const char *call, enum kvt_status
     return false;
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------------------ */
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t patience_ns(const struct kvt_schedule *s)
 {
@@ -126,7 +126,7 @@ static bool wait_for_arrival(struct kvt_schedule *s)
     return false;
 }
 
-/* ---- Planning a step ------------------------------------------------------------------------------------------------------ */
+/* ---- Planning a step --------------------------------------------------------------------------------------------- */
 
 static bool has_states(const struct kvt_schedule *s)
 {
@@ -162,7 +162,7 @@ static void plan_step(struct kvt_schedule *s)
             if (n > 0 && is_cut && kvt_conversation_is_prefill(c)) n = cut_for_snapshot(s, c, n);
         }
         if (kvt_conversation_is_prefill(c)) budget -= kvt_min_u64(budget, n);
-        if (n > 0) s->plan[s->plan_count++] = (struct kvt_planned){.conversation = c, .count = n};
+        if (n > 0) s->plan[s->plan_count++] = (struct kvt_planned){ .conversation = c, .count = n };
     }
 }
 
@@ -195,7 +195,8 @@ static enum reserved refuse_running(struct kvt_schedule *s, struct kvt_conversat
 {
     unplan(s, c);
     kvt_list_remove(&s->running, c);
-    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm") ? RESERVED_REPLAN : RESERVED_RUN_ENDS;
+    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm") ? RESERVED_REPLAN
+                                                                                                    : RESERVED_RUN_ENDS;
 }
 
 /* Asks for the slots that the plan's sequences still lack. */
@@ -226,7 +227,7 @@ static enum reserved reserve_plan(struct kvt_schedule *s)
     return outcome;
 }
 
-/* ---- Becoming ready --------------------------------------------------------------------------------------------------------- */
+/* ---- Becoming ready ---------------------------------------------------------------------------------------------- */
 
 /* What asking for the step came to. */
 enum begun { BEGUN_ALL, BEGUN_SOME, BEGUN_NONE, BEGUN_LOST, BEGUN_RUN_ENDS };
@@ -272,7 +273,7 @@ static enum begun begin_step(struct kvt_schedule *s, kvt_step *ret_step)
     for (uint32_t i = 0; i < s->plan_count; i++) {
         s->plan[i].is_ready = false;
         if (s->plan[i].conversation->reserved == 0) continue;
-        s->entries[n++] = (struct kvt_step_entry){.seq = s->plan[i].conversation->seq};
+        s->entries[n++] = (struct kvt_step_entry){ .seq = s->plan[i].conversation->seq };
     }
     if (n == 0) return BEGUN_NONE;
     kvt_step step;
@@ -296,7 +297,10 @@ static enum begun begin_step(struct kvt_schedule *s, kvt_step *ret_step)
     return ready == s->plan_count ? BEGUN_ALL : BEGUN_SOME;
 }
 
-/* What the step waits for at this moment: room for the tokens that lack it, else what the oldest unready sequence waits for. */
+/*
+ * What the step waits for at this moment: room for the tokens that lack it, else what the oldest unready sequence waits
+ * for.
+ */
 static enum kvt_stall_cause stall_cause(const struct kvt_schedule *s, enum reserved reserved)
 {
     if (reserved != RESERVED_ALL) return KVT_STALL_NO_SLOT;
@@ -337,7 +341,7 @@ static enum made make_ready(struct kvt_schedule *s, bool *is_stalled, kvt_step *
     }
 }
 
-/* ---- Running a step ---------------------------------------------------------------------------------------------------------- */
+/* ---- Running a step ---------------------------------------------------------------------------------------------- */
 
 static bool add_items(struct kvt_schedule *s)
 {
@@ -348,8 +352,12 @@ static bool add_items(struct kvt_schedule *s)
         enum kvt_status status = kvt_conversation_identify(&s->conversations, c, end);
         if (status != KVT_OK) return kvt_schedule_fail(s, "identities", status);
         const struct kvt_engine_item item = {
-            .seq = c->seq, .request = c->request, .committed = c->committed, .count = s->plan[i].count,
-            .identities = c->identities, .is_back = c->is_back,
+            .seq = c->seq,
+            .request = c->request,
+            .committed = c->committed,
+            .count = s->plan[i].count,
+            .identities = c->identities,
+            .is_back = c->is_back,
             .is_last = end == c->prompt + c->output && s->conversations.next_turn[c->request] == KVT_NO_REQUEST,
         };
         status = steps_add(s, &item);
@@ -358,7 +366,10 @@ static bool add_items(struct kvt_schedule *s)
     return true;
 }
 
-/* Whether the state is kept at the end of these tokens: after a chunk of a prompt, and at the last whole block of a turn. */
+/*
+ * Whether the state is kept at the end of these tokens: after a chunk of a prompt, and at the last whole block of a
+ * turn.
+ */
 static bool is_snapshot_due(const struct kvt_schedule *s, const struct kvt_conversation *c, uint64_t end)
 {
     const uint64_t block_tokens = s->shape->block_tokens;
@@ -473,7 +484,7 @@ static bool run_step(struct kvt_schedule *s, kvt_step step, bool is_stalled)
     return true;
 }
 
-/* ---- The loop ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The loop ---------------------------------------------------------------------------------------------------- */
 
 /* One step with whoever runs. False: the run ends. */
 static bool step_once(struct kvt_schedule *s)
@@ -520,7 +531,7 @@ static void run(struct kvt_schedule *s)
 
 static enum kvt_status take_memory(struct kvt_schedule *s)
 {
-    struct kvt_list *lists[] = {&s->waiting, &s->queued, &s->running, &s->parked, &s->idle};
+    struct kvt_list *lists[] = { &s->waiting, &s->queued, &s->running, &s->parked, &s->idle };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(lists); i++) {
         lists[i]->at = kvt_alloc((size_t)s->conversations.count + 1, sizeof *lists[i]->at);
         if (!lists[i]->at) return KVT_NOMEM;
@@ -566,7 +577,11 @@ enum kvt_status kvt_schedule_run(struct kvt_runtime *runtime, const struct kvt_m
     KVT_ASSERT(options->batch > 0);
     KVT_ASSERT(options->prefill_chunk > 0);
     struct kvt_schedule s = {
-        .runtime = runtime, .shape = shape, .options = options, .engine = engine, .result = ret_result,
+        .runtime = runtime,
+        .shape = shape,
+        .options = options,
+        .engine = engine,
+        .result = ret_result,
         .shared_tokens = workload->shared_prefix_tokens,
         .env = options->env ? *options->env : kvt_env_default(),
         .step_estimate_ns = options->step_ns > 0 ? options->step_ns : 1000000,
@@ -576,7 +591,7 @@ enum kvt_status kvt_schedule_run(struct kvt_runtime *runtime, const struct kvt_m
         give_memory(&s);
         return KVT_NOMEM;
     }
-    *ret_result = (struct kvt_schedule_result){.outcome = KVT_OUTCOME_DONE, .requests = workload->request_count};
+    *ret_result = (struct kvt_schedule_result){ .outcome = KVT_OUTCOME_DONE, .requests = workload->request_count };
     find_pools(&s);
     s.start_ns = s.mark_ns = s.moved_ns = kvt_schedule_now_ns(&s);
     for (uint32_t i = 0; i < s.conversations.count; i++) kvt_schedule_wait_for_turn(&s, &s.conversations.all[i], 0);

@@ -1,10 +1,11 @@
 /*
  * schedule: continuous batching over the runtime, as a serving engine does it.
  *
- * First come first served, up to `batch` sequences in a step, prompts in chunks of `prefill_chunk` tokens a step in all. A session is
- * idle between its turns. When the device is full the youngest running sequence is set idle (parked), and it comes back
- * before anything new is begun. When no tier has room left for what idle sequences hold, the one that is needed last is given up
- * and computed again when its time comes. Each step waits until every sequence in it is ready; that wait is the step's stall.
+ * First come first served, up to `batch` sequences in a step, prompts in chunks of `prefill_chunk` tokens a step in
+ * all. A session is idle between its turns. When the device is full the youngest running sequence is set idle (parked),
+ * and it comes back before anything new is begun. When no tier has room left for what idle sequences hold, the one that
+ * is needed last is given up and computed again when its time comes. Each step waits until every sequence in it is
+ * ready; that wait is the step's stall.
  *
  * Never waits without a limit: when nothing has moved for stuck_ns the run ends and says what it was waiting for.
  *
@@ -29,7 +30,9 @@ enum kvt_arrival {
     KVT_ARRIVAL_ASAP        /* all at once; a session's turn after its pause, if pauses were asked for */
 };
 
-/* What the schedule asks of the engine (engine.h), as a table: a simulator computes nothing and says how long it takes. */
+/*
+ * What the schedule asks of the engine (engine.h), as a table: a simulator computes nothing and says how long it takes.
+ */
 struct kvt_step_calls {
     kvt_stream (*stream)(void *user);
     enum kvt_status (*add)(void *user, const struct kvt_engine_item *item);
@@ -38,23 +41,26 @@ struct kvt_step_calls {
 };
 
 /* When things happened to a turn, on the run's clock. */
-struct kvt_turn { uint64_t due_ns, first_ns, ended_ns, generated; };
+struct kvt_turn {
+    uint64_t due_ns, first_ns, ended_ns, generated;
+};
 
 struct kvt_schedule_options {
     enum kvt_arrival arrival;
     double speed;
-    bool has_pauses;           /* asap: think times hold */
-    uint64_t pause_ns;         /* every pause is so long, whatever the workload says; UINT64_MAX: as it says */
-    uint32_t batch;            /* sequences in a step, at least 1 */
-    uint64_t prefill_chunk;    /* prompt tokens in a step, at least 1 */
-    uint64_t step_ns;          /* expected until it is measured; 0: unknown */
-    bool is_lookahead;         /* tell the runtime which idle sequences are due */
-    uint64_t patience_ns;      /* a step waits so long for all of its sequences, then goes on with those that are ready; 0: 5 s */
-    uint64_t give_up_ns;       /* room that does not come for so long is made by giving up an idle sequence; 0: 1 s */
-    uint64_t stuck_ns;         /* 0: 60 s */
+    bool has_pauses;        /* asap: think times hold */
+    uint64_t pause_ns;      /* every pause is so long, whatever the workload says; UINT64_MAX: as it says */
+    uint32_t batch;         /* sequences in a step, at least 1 */
+    uint64_t prefill_chunk; /* prompt tokens in a step, at least 1 */
+    uint64_t step_ns;       /* expected until it is measured; 0: unknown */
+    bool is_lookahead;      /* tell the runtime which idle sequences are due */
+    /* a step waits so long for all of its sequences, then goes on with those that are ready; 0: 5 s */
+    uint64_t patience_ns;
+    uint64_t give_up_ns; /* room that does not come for so long is made by giving up an idle sequence; 0: 1 s */
+    uint64_t stuck_ns;   /* 0: 60 s */
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
-    void (*on_refused)(void *user, const char *line); /* one line about a request that failed; NULL: none */
+    void (*on_refused)(void *user, const char *line);         /* one line about a request that failed; NULL: none */
     void (*on_turn)(void *user, const struct kvt_turn *turn); /* a turn was completed; NULL: none */
     void *user;
     const struct kvt_env *env;          /* whose clock is the run's; NULL: CLOCK_MONOTONIC. Borrowed */
@@ -65,14 +71,15 @@ struct kvt_schedule_options {
 enum kvt_outcome {
     KVT_OUTCOME_DONE,
     KVT_OUTCOME_INTERRUPTED, /* what it was running is simply left: close the runtime */
-    KVT_OUTCOME_STUCK,       /* nothing moved for stuck_ns. A step that never ended may still hold the engine: see is_engine_busy */
-    KVT_OUTCOME_ERROR        /* a call failed that should not have */
+    /* nothing moved for stuck_ns. A step that never ended may still hold the engine: see is_engine_busy */
+    KVT_OUTCOME_STUCK,
+    KVT_OUTCOME_ERROR /* a call failed that should not have */
 };
 
 struct kvt_schedule_result {
     enum kvt_outcome outcome;
-    char error[256];         /* one line when stuck or in error */
-    bool is_engine_busy;     /* the last step has not ended: neither engine nor runtime can be closed */
+    char error[256];     /* one line when stuck or in error */
+    bool is_engine_busy; /* the last step has not ended: neither engine nor runtime can be closed */
 
     uint64_t requests, requests_completed, requests_failed;
     uint64_t tokens_prompt;     /* of requests that were begun */
@@ -83,20 +90,21 @@ struct kvt_schedule_result {
 
     uint64_t steps, steps_stalled;
     uint64_t stall_ns[KVT_STALL_COUNT];
-    uint64_t step_ns_sum;       /* time inside steps */
-    uint64_t parked;            /* times that a running sequence was set idle for room */
-    uint64_t given_up;          /* times that an idle sequence was finished for room, to be begun again */
-    uint32_t running_max;       /* sequences in the batch at once */
+    uint64_t step_ns_sum; /* time inside steps */
+    uint64_t parked;      /* times that a running sequence was set idle for room */
+    uint64_t given_up;    /* times that an idle sequence was finished for room, to be begun again */
+    uint32_t running_max; /* sequences in the batch at once */
 
-    double used_ratio_sum;      /* committed over slot tokens of live sequences, once for each sample */
+    double used_ratio_sum; /* committed over slot tokens of live sequences, once for each sample */
     uint64_t used_ratio_count;
-    double paged_bytes_sum;     /* device bytes that a sequence claimed when its turn ended */
+    double paged_bytes_sum; /* device bytes that a sequence claimed when its turn ended */
     uint64_t paged_count;
 };
 
 /* Runs the whole workload. NOMEM: nothing was run; every other end is an outcome in *ret_result. */
 KVT_NODISCARD enum kvt_status kvt_schedule_run(struct kvt_runtime *runtime, const struct kvt_model_shape *shape,
                                                const struct kvt_workload *workload, struct kvt_engine *engine,
-                                               const struct kvt_schedule_options *options, struct kvt_schedule_result *ret_result);
+                                               const struct kvt_schedule_options *options,
+                                               struct kvt_schedule_result *ret_result);
 
 #endif

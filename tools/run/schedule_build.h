@@ -15,7 +15,7 @@ struct kvt_list {
 /* The order in which the conversations that a step was planned for stand in it. */
 struct kvt_planned {
     struct kvt_conversation *conversation;
-    uint64_t count;      /* tokens to compute */
+    uint64_t count; /* tokens to compute */
     bool is_ready;
 };
 
@@ -28,18 +28,18 @@ struct kvt_schedule {
     struct kvt_conversations conversations;
     struct kvt_schedule_result *result;
 
-    struct kvt_list waiting;   /* a heap: the earliest due first */
-    struct kvt_list queued;    /* a ring: from queue_first on, in order of arrival */
+    struct kvt_list waiting; /* a heap: the earliest due first */
+    struct kvt_list queued;  /* a ring: from queue_first on, in order of arrival */
     uint32_t queue_first;
-    struct kvt_list running;   /* by ticket */
-    struct kvt_list parked;    /* by ticket */
-    struct kvt_list idle;      /* waiting with a sequence, in no order */
+    struct kvt_list running; /* by ticket */
+    struct kvt_list parked;  /* by ticket */
+    struct kvt_list idle;    /* waiting with a sequence, in no order */
     uint64_t next_ticket;
-    uint32_t next_request;     /* sequential arrival */
-    uint64_t room_epoch;       /* grows when a running sequence gives up its room */
-    bool is_room_pending;      /* admission waits for room, with nothing else to run */
+    uint32_t next_request; /* sequential arrival */
+    uint64_t room_epoch;   /* grows when a running sequence gives up its room */
+    bool is_room_pending;  /* admission waits for room, with nothing else to run */
 
-    struct kvt_planned *plan;  /* [batch] */
+    struct kvt_planned *plan; /* [batch] */
     uint32_t plan_count;
     struct kvt_step_entry *entries; /* [batch] */
     kvt_seq *expect_seqs;
@@ -47,14 +47,14 @@ struct kvt_schedule {
 
     uint32_t pool_of[KVT_GROUPS_MAX]; /* groups with equal block bytes share the first one's pool */
     uint64_t pool_slots[KVT_GROUPS_MAX];
-    uint64_t shared_tokens;    /* prefix that all sequences share: claimed once */
+    uint64_t shared_tokens; /* prefix that all sequences share: claimed once */
 
-    uint64_t start_ns;         /* of the run's clock */
-    uint64_t mark_ns;          /* end of the last step, or of the last wait for arrivals: stalls count from here */
-    uint64_t moved_ns;         /* when something last went on */
-    uint64_t given_up_ns;      /* when a sequence was last given up */
+    uint64_t start_ns;    /* of the run's clock */
+    uint64_t mark_ns;     /* end of the last step, or of the last wait for arrivals: stalls count from here */
+    uint64_t moved_ns;    /* when something last went on */
+    uint64_t given_up_ns; /* when a sequence was last given up */
     uint64_t step_estimate_ns;
-    uint64_t told_ns;          /* when look-ahead was last told */
+    uint64_t told_ns; /* when look-ahead was last told */
 };
 
 uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s);
@@ -63,9 +63,11 @@ bool kvt_schedule_is_interrupted(const struct kvt_schedule *s);
 /* Ends the run with an error: the call's name and its status. Always false, for `return`. */
 bool kvt_schedule_fail(struct kvt_schedule *s, const char *call, enum kvt_status status);
 
-/* ---- queues.c -------------------------------------------------------------------------------------------------------- */
+/* ---- queues.c ---------------------------------------------------------------------------------------------------- */
 
-/* Puts a conversation whose next turn is c->request among the waiting, at its due time after `ended_ns` (0: the start). */
+/*
+ * Puts a conversation whose next turn is c->request among the waiting, at its due time after `ended_ns` (0: the start).
+ */
 void kvt_schedule_wait_for_turn(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t ended_ns);
 
 /* Moves what has arrived to the queue. */
@@ -86,7 +88,7 @@ void kvt_list_remove(struct kvt_list *list, const struct kvt_conversation *c);
 /* Tells the runtime in how many steps each idle, queued or parked sequence is expected. */
 void kvt_schedule_expect(struct kvt_schedule *s, uint64_t now_ns);
 
-/* ---- admit.c --------------------------------------------------------------------------------------------------------- */
+/* ---- admit.c ----------------------------------------------------------------------------------------------------- */
 
 /* Fills the batch: parked sequences first, then the queue in order. False: the run ends. */
 bool kvt_schedule_admit(struct kvt_schedule *s);
@@ -95,8 +97,8 @@ bool kvt_schedule_admit(struct kvt_schedule *s);
 bool kvt_schedule_park(struct kvt_schedule *s, struct kvt_conversation *c);
 
 /*
- * The last resort when every tier is full of blocks that are held: the sequence that is needed last is finished. What of it stays
- * cached is reused later, the rest computed again. False: the run ends. *ret_is_given: there was one.
+ * The last resort when every tier is full of blocks that are held: the sequence that is needed last is finished. What
+ * of it stays cached is reused later, the rest computed again. False: the run ends. *ret_is_given: there was one.
  */
 bool kvt_schedule_give_up_one(struct kvt_schedule *s, bool *ret_is_given);
 

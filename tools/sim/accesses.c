@@ -19,7 +19,7 @@ static enum kvt_status numbers_init(struct numbers *numbers, uint64_t count_max)
 {
     uint64_t capacity = 16;
     while (capacity < 2 * count_max) capacity *= 2;
-    *numbers = (struct numbers){.mask = capacity - 1};
+    *numbers = (struct numbers){ .mask = capacity - 1 };
     numbers->keys = kvt_table_map(capacity * sizeof *numbers->keys);
     numbers->numbers = kvt_table_map(capacity * sizeof *numbers->numbers);
     return numbers->keys && numbers->numbers ? KVT_OK : KVT_NOMEM;
@@ -80,7 +80,7 @@ static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workl
 
 enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload)
 {
-    *accesses = (struct kvt_accesses){0};
+    *accesses = (struct kvt_accesses){ 0 };
     if (!workload) return KVT_OK;
     uint64_t count = 0;
     for (uint32_t r = 0; r < workload->request_count; r++) count += blocks_of(workload, &workload->requests[r]);
@@ -102,5 +102,5 @@ void kvt_accesses_done(struct kvt_accesses *accesses)
 {
     kvt_table_unmap(accesses->blocks, ((uint64_t)accesses->access_count + 1) * sizeof *accesses->blocks);
     kvt_table_unmap(accesses->request_ends, ((uint64_t)accesses->request_count + 1) * sizeof *accesses->request_ends);
-    *accesses = (struct kvt_accesses){0};
+    *accesses = (struct kvt_accesses){ 0 };
 }

@@ -1,8 +1,8 @@
 /*
  * accesses: a workload in the form that counting reads: blocks as small numbers, request after request.
  *
- * A block of a trace is one of its ids; of requests without ids, the whole blocks of the prompt, two being the same where
- * the prompts agree up to their ends. Blocks are numbered by their first use, so tables are indexed by them.
+ * A block of a trace is one of its ids; of requests without ids, the whole blocks of the prompt, two being the same
+ * where the prompts agree up to their ends. Blocks are numbered by their first use, so tables are indexed by them.
  *
  * Memory: 4 bytes an access and 4 a request. Thread: read-only after creation.
  */
@@ -23,7 +23,10 @@ struct kvt_accesses {
 /* More accesses than a place can number are not counted. */
 #define KVT_ACCESSES_MAX (UINT32_MAX / 2)
 
-/* workload NULL: a trace without requests. INVAL: more than KVT_ACCESSES_MAX accesses | NOMEM; then done() is still fine. */
+/*
+ * workload NULL: a trace without requests. INVAL: more than KVT_ACCESSES_MAX accesses | NOMEM; then done() is still
+ * fine.
+ */
 KVT_NODISCARD enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload);
 void kvt_accesses_done(struct kvt_accesses *accesses);
 

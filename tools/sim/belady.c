@@ -22,7 +22,7 @@ static void places_done(struct places *places)
 
 static enum kvt_status places_init(struct places *places, uint64_t count)
 {
-    *places = (struct places){0};
+    *places = (struct places){ 0 };
     uint64_t words = count;
     do {
         words = (words + 64) / 64;
@@ -73,15 +73,15 @@ static uint64_t places_last(const struct places *places)
 
 struct future {
     const struct kvt_accesses *accesses;
-    uint64_t place_count;   /* over all repeats */
-    uint32_t *next;         /* [access_count]: the next use of the same block; access_count: none before the end */
-    uint32_t *first;        /* [block_count]: its first use */
+    uint64_t place_count; /* over all repeats */
+    uint32_t *next;       /* [access_count]: the next use of the same block; access_count: none before the end */
+    uint32_t *first;      /* [block_count]: its first use */
 };
 
 static enum kvt_status future_init(struct future *future, const struct kvt_accesses *accesses, uint32_t repeat)
 {
     const uint32_t n = accesses->access_count;
-    *future = (struct future){.accesses = accesses, .place_count = (uint64_t)n * repeat};
+    *future = (struct future){ .accesses = accesses, .place_count = (uint64_t)n * repeat };
     future->next = kvt_table_map(((uint64_t)n + 1) * sizeof *future->next);
     future->first = kvt_table_map(((uint64_t)accesses->block_count + 1) * sizeof *future->first);
     if (!future->next || !future->first) return KVT_NOMEM;
@@ -167,7 +167,8 @@ static void count_request(const struct future *future, struct kept *kept, uint64
     if (kept->live + kept->dead == kept->capacity) result->is_filled = true;
 }
 
-static void count_prefix(const struct future *future, struct kept *kept, uint32_t repeat, struct kvt_count_result *result)
+static void count_prefix(const struct future *future, struct kept *kept, uint32_t repeat,
+                         struct kvt_count_result *result)
 {
     const struct kvt_accesses *accesses = future->accesses;
     for (uint64_t round = 0; round < (uint64_t)accesses->access_count * repeat; round += accesses->access_count) {
@@ -183,8 +184,8 @@ enum kvt_status kvt_belady_count(const struct kvt_count_job *job, struct kvt_cou
 {
     KVT_ASSERT(job->tier_count == 1);
     struct future future;
-    struct kept kept = {.capacity = job->capacities[0]};
-    struct kvt_count_result result = {.accesses = (uint64_t)job->accesses->access_count * job->repeat};
+    struct kept kept = { .capacity = job->capacities[0] };
+    struct kvt_count_result result = { .accesses = (uint64_t)job->accesses->access_count * job->repeat };
     enum kvt_status status = future_init(&future, job->accesses, job->repeat);
     if (status == KVT_OK) status = places_init(&kept.places, future.place_count);
     if (status == KVT_OK) {

@@ -1,18 +1,22 @@
 /*
  * belady: bounds that know the future.
  *
- * Flat: Belady's MIN: a miss inserts, and evicts the block whose next use is furthest. No schedule of evictions has more hits,
+ * Flat: Belady's MIN: a miss inserts, and evicts the block whose next use is furthest. No schedule of evictions has
+ *       more hits,
  * and this one is a schedule.
  *
- * Prefix: an upper bound. Between two requests at most `capacity` blocks are there, each of them from before or of the request
- * just ended, whatever the order inside a request was and whatever was evicted. A block that is used by a request can only be a
- * hit if it was kept at each such moment since the request that used it last. The bound keeps the most such spans that fit, by
- * dropping the furthest next use, and counts all of them, even behind a request's first miss; and all repeats inside a request.
+ * Prefix: an upper bound. Between two requests at most `capacity` blocks are there, each of them from before or of the
+ *         request
+ * just ended, whatever the order inside a request was and whatever was evicted. A block that is used by a request can
+ * only be a hit if it was kept at each such moment since the request that used it last. The bound keeps the most such
+ * spans that fit, by dropping the furthest next use, and counts all of them, even behind a request's first miss; and
+ * all repeats inside a request.
  *
- * What is kept is a set of places of next uses, as bits, with the words that are not 0 as bits above them: a step costs one look
- * at each of a few levels.
+ * What is kept is a set of places of next uses, as bits, with the words that are not 0 as bits above them: a step costs
+ * one look at each of a few levels.
  *
- * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966.
+ * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2),
+ *         1966.
  */
 #ifndef KVT_TOOLS_SIM_BELADY_H
 #define KVT_TOOLS_SIM_BELADY_H

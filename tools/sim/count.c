@@ -36,14 +36,16 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* ---- One tier -------------------------------------------------------------------------------------------------------- */
+/* ---- One tier ---------------------------------------------------------------------------------------------------- */
 
 static enum kvt_status pool_init(struct pool *pool, const struct kvt_count_job *job, uint32_t capacity)
 {
     const uint32_t block_count = job->accesses->block_count;
     /* A slot more than there are blocks would never be used. */
     const uint32_t slot_count = kvt_max_u32(1, kvt_min_u32(capacity, block_count));
-    *pool = (struct pool){.ops = job->policy, .block_count = block_count, .slot_count = slot_count, .free_head = NONE};
+    *pool = (struct pool){
+        .ops = job->policy, .block_count = block_count, .slot_count = slot_count, .free_head = NONE
+    };
     pool->slot_of = kvt_table_map(((uint64_t)block_count + 1) * sizeof *pool->slot_of);
     pool->block_of = kvt_table_map((uint64_t)slot_count * sizeof *pool->block_of);
     if (!pool->slot_of || !pool->block_of) return KVT_NOMEM;
@@ -61,9 +63,15 @@ static void pool_done(struct pool *pool)
 
 static inline bool pool_has(const struct pool *pool, uint32_t block) { return pool->slot_of[block] != NONE; }
 
-static inline bool pool_is_full(const struct pool *pool) { return pool->free_head == NONE && pool->used == pool->slot_count; }
+static inline bool pool_is_full(const struct pool *pool)
+{
+    return pool->free_head == NONE && pool->used == pool->slot_count;
+}
 
-static inline void pool_touch(struct pool *pool, uint32_t block) { pool->ops->touch(pool->policy, pool->slot_of[block]); }
+static inline void pool_touch(struct pool *pool, uint32_t block)
+{
+    pool->ops->touch(pool->policy, pool->slot_of[block]);
+}
 
 /* Puts a block that is not there into a slot; *ret_evicted is the block that made room, or NONE. */
 static inline void pool_insert(struct pool *pool, uint32_t block, uint32_t *ret_evicted)
@@ -98,12 +106,12 @@ static void pool_leave(struct pool *pool, uint32_t block)
     pool->free_head = slot;
 }
 
-/* ---- An access ------------------------------------------------------------------------------------------------------- */
+/* ---- An access --------------------------------------------------------------------------------------------------- */
 
 static inline bool is_admitted(struct counter *counter, uint32_t block)
 {
     if (!counter->admission) return true;
-    const struct kvt_admission_question question = {.key_hash = kvt_mix64(block), .bytes = 1, .uses = 1};
+    const struct kvt_admission_question question = { .key_hash = kvt_mix64(block), .bytes = 1, .uses = 1 };
     return counter->job->admission->admits(counter->admission, &question);
 }
 
@@ -147,7 +155,7 @@ static void access_tiers(struct counter *counter, uint32_t block)
     counter->result.evictions += block != NONE;
 }
 
-/* ---- Over the accesses ------------------------------------------------------------------------------------------------- */
+/* ---- Over the accesses ------------------------------------------------------------------------------------------- */
 
 static void count_flat(struct counter *counter)
 {
@@ -220,7 +228,7 @@ static void count_rounds(struct counter *counter)
 
 static enum kvt_status count_with_policy(const struct kvt_count_job *job, struct kvt_count_result *ret_result)
 {
-    struct counter counter = {.job = job};
+    struct counter counter = { .job = job };
     enum kvt_status status = KVT_OK;
     for (uint32_t t = 0; t < job->tier_count && status == KVT_OK; t++)
         status = pool_init(&counter.pools[t], job, job->capacities[t]);
@@ -245,13 +253,13 @@ enum kvt_status kvt_count(const struct kvt_count_job *job, struct kvt_count_resu
     return status;
 }
 
-/* ---- Many jobs --------------------------------------------------------------------------------------------------------- */
+/* ---- Many jobs --------------------------------------------------------------------------------------------------- */
 
 struct crew {
     pthread_mutex_t lock;
     const struct kvt_count_job *jobs;
     uint32_t job_count;
-    uint32_t next, done;  /* shared: under lock */
+    uint32_t next, done; /* shared: under lock */
     struct kvt_count_result *results;
     enum kvt_status *statuses;
     void (*on_done)(void *user, uint32_t done);
@@ -279,8 +287,12 @@ void kvt_count_all(const struct kvt_count_job *jobs, uint32_t job_count, uint32_
                    void (*on_done)(void *user, uint32_t done), void *user)
 {
     enum { THREADS_MAX = 64 };
-    struct crew crew = {.jobs = jobs, .job_count = job_count, .results = ret_results, .statuses = ret_statuses,
-                        .on_done = on_done, .user = user};
+    struct crew crew = { .jobs = jobs,
+                         .job_count = job_count,
+                         .results = ret_results,
+                         .statuses = ret_statuses,
+                         .on_done = on_done,
+                         .user = user };
     pthread_t threads[THREADS_MAX];
     uint32_t started = 0;
     (void)pthread_mutex_init(&crew.lock, NULL);

@@ -1,11 +1,13 @@
 /*
- * count: hits of a policy on a stream of accesses, without time or bytes. The very policies of the runtime, driven through
+ * count: hits of a policy on a stream of accesses, without time or bytes. The very policies of the runtime, driven
+ *        through
  * policy.h.
  *
- * Flat: each access stands alone: a hit touches, a miss evicts and inserts. Prefix: the hits of a request end at its first
- * block that is not there, as in the runtime; then all its blocks are touched or inserted, from the first on (HEAD) or from
- * the last on (TAIL: tails leave first).
- * Several tiers are exclusive: a block is in one of them; what leaves one goes to the next, and a hit brings it to the first.
+ * Flat: each access stands alone: a hit touches, a miss evicts and inserts. Prefix: the hits of a request end at its
+ *       first
+ * block that is not there, as in the runtime; then all its blocks are touched or inserted, from the first on (HEAD) or
+ * from the last on (TAIL: tails leave first). Several tiers are exclusive: a block is in one of them; what leaves one
+ * goes to the next, and a hit brings it to the first.
  *
  * Thread: jobs share the accesses, which they only read; otherwise each is its own.
  */
@@ -25,23 +27,23 @@ enum kvt_count_order { KVT_COUNT_TAIL, KVT_COUNT_HEAD };
 
 struct kvt_count_job {
     const struct kvt_accesses *accesses;
-    const struct kvt_policy_ops *policy;         /* NULL: the bound (belady.h), one tier only */
-    const struct kvt_admission_ops *admission;   /* NULL: all; one tier only */
+    const struct kvt_policy_ops *policy;       /* NULL: the bound (belady.h), one tier only */
+    const struct kvt_admission_ops *admission; /* NULL: all; one tier only */
     enum kvt_count_mode mode;
     enum kvt_count_order order;
-    uint32_t capacities[KVT_COUNT_TIERS_MAX];    /* blocks, at least 1 */
+    uint32_t capacities[KVT_COUNT_TIERS_MAX]; /* blocks, at least 1 */
     uint32_t tier_count;
-    uint32_t repeat;                             /* how often the accesses are gone through, at least 1 */
+    uint32_t repeat; /* how often the accesses are gone through, at least 1 */
     uint64_t seed;
 };
 
 struct kvt_count_result {
     uint64_t accesses, hits;
     uint64_t tier_hits[KVT_COUNT_TIERS_MAX];
-    uint64_t writes;       /* blocks inserted into the first tier; of a bound, not known: 0 */
-    uint64_t evictions;    /* blocks that left the last tier */
-    bool is_filled;        /* all tiers were full at some time; where not, more room would change nothing */
-    double seconds;        /* of this thread's processor time */
+    uint64_t writes;    /* blocks inserted into the first tier; of a bound, not known: 0 */
+    uint64_t evictions; /* blocks that left the last tier */
+    bool is_filled;     /* all tiers were full at some time; where not, more room would change nothing */
+    double seconds;     /* of this thread's processor time */
 };
 
 /* NOMEM. */

@@ -5,7 +5,7 @@
 
 #define CRUMB_NS UINT64_C(20000) /* what passes when something is due already, so that time always passes */
 
-/* ---- The clock ----------------------------------------------------------------------------------------------------------- */
+/* ---- The clock --------------------------------------------------------------------------------------------------- */
 
 static uint64_t now_ns(void *user) { return ((const struct kvt_model_clock *)user)->now_ns; }
 
@@ -22,12 +22,15 @@ static void pass(void *user, uint64_t timeout_ns)
 
 struct kvt_env kvt_model_env(struct kvt_model_clock *clock, uint64_t seed)
 {
-    return (struct kvt_env){.now_ns = now_ns, .clock_user = clock, .is_single_threaded = true, .pass = pass, .seed = seed};
+    return (struct kvt_env){
+        .now_ns = now_ns, .clock_user = clock, .is_single_threaded = true, .pass = pass, .seed = seed
+    };
 }
 
-/* ---- Opening --------------------------------------------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
-static enum kvt_status open_device(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier, struct kvt_gpu **ret_gpu)
+static enum kvt_status open_device(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier,
+                                   struct kvt_gpu **ret_gpu)
 {
     const struct kvt_model_open *open = user;
     KVT_TRY(kvt_model_device_open(open->links, options, open->clock, ret_tier, ret_gpu));
@@ -38,7 +41,8 @@ static enum kvt_status open_device(void *user, const struct kvt_options *options
 static enum kvt_status open_nvme(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier)
 {
     const struct kvt_model_open *open = user;
-    KVT_TRY(kvt_model_nvme_open(open->links, options->config.nvme_bytes, options->block_bytes_max, open->clock, ret_tier));
+    KVT_TRY(
+        kvt_model_nvme_open(open->links, options->config.nvme_bytes, options->block_bytes_max, open->clock, ret_tier));
     open->clock->nvme = *ret_tier;
     return KVT_OK;
 }
@@ -47,15 +51,16 @@ enum kvt_status kvt_model_runtime_open(const struct kvt_config *config, const st
                                        struct kvt_model_clock *clock, char *ret_error, size_t error_bytes)
 {
     struct kvt_config modelled = *config;
-    struct kvt_model_open open = {links, clock};
-    const struct kvt_runtime_parts parts = {.open_device = open_device, .open_nvme = open_nvme, .user = &open,
-                                            .is_packing = links->pack_ratio > 1};
+    struct kvt_model_open open = { links, clock };
+    const struct kvt_runtime_parts parts = {
+        .open_device = open_device, .open_nvme = open_nvme, .user = &open, .is_packing = links->pack_ratio > 1
+    };
     KVT_ASSERT(config->env && config->env->clock_user == clock);
     modelled.is_codec_off = true;
     return kvt_runtime_open(&modelled, &parts, &clock->runtime, ret_error, error_bytes);
 }
 
-/* ---- Steps ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 static kvt_stream steps_stream(void *user) { return user; }
 
@@ -70,7 +75,8 @@ static enum kvt_status steps_add(void *user, const struct kvt_engine_item *item)
         if (group->kind == KVT_GROUP_STATE) continue;
         const uint64_t seen = group->kind == KVT_GROUP_WINDOW ? kvt_min_u64(context, group->window_tokens) : context;
         /* Scores and their product with V, for each KV head: query heads that share one are in the model's parameters' share. */
-        steps->attention_flops += 4.0 * (double)item->count * (double)seen * group->layers * group->kv_heads * group->head_dim;
+        steps->attention_flops += 4.0 * (double)item->count * (double)seen * group->layers * group->kv_heads
+            * group->head_dim;
     }
     return KVT_OK;
 }
@@ -93,7 +99,8 @@ static enum kvt_status steps_launch(void *user)
     uint32_t stream;
     KVT_TRY(runtime->core.gpu->ops->stream(runtime->core.gpu, steps_stream(user), &stream));
     steps->times.launched_ns = steps->clock->now_ns;
-    kvt_model_device_launch(steps->clock->device, stream, step_ns(steps), &steps->times.started_ns, &steps->times.ended_ns);
+    kvt_model_device_launch(steps->clock->device, stream, step_ns(steps), &steps->times.started_ns,
+                            &steps->times.ended_ns);
     steps->busy_ns += steps->times.ended_ns - steps->times.started_ns;
     steps->tokens = steps->kv_bytes = 0;
     steps->attention_flops = 0;
@@ -114,5 +121,8 @@ static bool steps_wait(void *user, uint64_t timeout_ns, struct kvt_engine_times 
 }
 
 const struct kvt_step_calls kvt_model_step_calls = {
-    .stream = steps_stream, .add = steps_add, .launch = steps_launch, .wait = steps_wait,
+    .stream = steps_stream,
+    .add = steps_add,
+    .launch = steps_launch,
+    .wait = steps_wait,
 };

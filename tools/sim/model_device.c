@@ -6,7 +6,7 @@
 #include "tools/sim/model.h"
 
 #define QUEUE_DEPTH 64
-#define MARKS       8192 /* of each stream whose times are kept; older ones are reached */
+#define MARKS 8192 /* of each stream whose times are kept; older ones are reached */
 
 enum { STREAM_STASH, STREAM_FETCH, OWN_STREAMS };
 
@@ -17,7 +17,10 @@ struct stream {
     uint64_t times[MARKS];     /* when mark i is reached; never falls */
 };
 
-struct flight { struct kvt_tier_op *op; uint64_t done_ns; };
+struct flight {
+    struct kvt_tier_op *op;
+    uint64_t done_ns;
+};
 
 struct model_device {
     struct kvt_tier tier;
@@ -39,7 +42,7 @@ static struct model_device *device_of_gpu(struct kvt_gpu *gpu)
     return (struct model_device *)(void *)((char *)gpu - offsetof(struct model_device, gpu));
 }
 
-/* ---- Streams and marks --------------------------------------------------------------------------------------------------- */
+/* ---- Streams and marks ------------------------------------------------------------------------------------------- */
 
 static uint64_t time_of(const struct model_device *device, kvt_mark mark)
 {
@@ -90,11 +93,16 @@ static void gpu_wait(struct kvt_gpu *gpu, uint32_t stream, kvt_mark mark)
 }
 
 static const struct kvt_gpu_ops gpu_ops = {
-    .name = "model", .stream = gpu_stream, .mark = gpu_mark, .is_reached = gpu_is_reached, .wait = gpu_wait,
+    .name = "model",
+    .stream = gpu_stream,
+    .mark = gpu_mark,
+    .is_reached = gpu_is_reached,
+    .wait = gpu_wait,
 };
 
 /* The stream is busy for so long, from when it is free and `after` on. Returns the end. */
-static uint64_t occupy(struct model_device *device, uint32_t number, uint64_t after_ns, uint64_t took_ns, uint64_t *ret_started_ns)
+static uint64_t occupy(struct model_device *device, uint32_t number, uint64_t after_ns, uint64_t took_ns,
+                       uint64_t *ret_started_ns)
 {
     struct stream *stream = device->streams[number];
     const uint64_t started_ns = kvt_max_u64(kvt_max_u64(stream->free_ns, after_ns), device->clock->now_ns);
@@ -103,12 +111,13 @@ static uint64_t occupy(struct model_device *device, uint32_t number, uint64_t af
     return stream->free_ns;
 }
 
-void kvt_model_device_launch(struct kvt_tier *tier, uint32_t stream, uint64_t took_ns, uint64_t *ret_started_ns, uint64_t *ret_ended_ns)
+void kvt_model_device_launch(struct kvt_tier *tier, uint32_t stream, uint64_t took_ns, uint64_t *ret_started_ns,
+                             uint64_t *ret_ended_ns)
 {
     *ret_ended_ns = occupy(device_of(tier), stream, 0, took_ns, ret_started_ns);
 }
 
-/* ---- The calls of tier.h -------------------------------------------------------------------------------------------------- */
+/* ---- The calls of tier.h ----------------------------------------------------------------------------------------- */
 
 static uint64_t raw_bytes(const struct model_device *device, const struct kvt_tier_op *op)
 {
@@ -151,7 +160,7 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     op->codec_ns = 0;
     op->status = op->kind == KVT_OP_STASH && op->ret_length > op->host_capacity ? KVT_FULL : KVT_OK;
     op->ret_mark = add_mark(device, stream);
-    device->flights[device->flight_count++] = (struct flight){op, done_ns};
+    device->flights[device->flight_count++] = (struct flight){ op, done_ns };
     return KVT_OK;
 }
 
@@ -176,7 +185,10 @@ uint64_t kvt_model_device_next_ns(const struct kvt_tier *tier)
     return next_ns;
 }
 
-static void device_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_counters) { *ret_counters = device_of(tier)->counters; }
+static void device_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_counters)
+{
+    *ret_counters = device_of(tier)->counters;
+}
 
 static void device_close(struct kvt_tier *tier)
 {
@@ -186,17 +198,22 @@ static void device_close(struct kvt_tier *tier)
 }
 
 static const struct kvt_tier_ops device_ops = {
-    .name = "model-device", .caps = KVT_TIER_COPIES, .close = device_close, .submit = device_submit, .poll = device_poll,
+    .name = "model-device",
+    .caps = KVT_TIER_COPIES,
+    .close = device_close,
+    .submit = device_submit,
+    .poll = device_poll,
     .counters = device_counters,
 };
 
 enum kvt_status kvt_model_device_open(const struct kvt_model_links *links, const struct kvt_options *options,
-                                      const struct kvt_model_clock *clock, struct kvt_tier **ret_tier, struct kvt_gpu **ret_gpu)
+                                      const struct kvt_model_clock *clock, struct kvt_tier **ret_tier,
+                                      struct kvt_gpu **ret_gpu)
 {
     KVT_ASSERT(kvt_tier_ops_are_valid(&device_ops));
     struct model_device *device = kvt_alloc(1, sizeof *device);
     if (!device) return KVT_NOMEM;
-    device->tier = (struct kvt_tier){.ops = &device_ops, .queue_depth = QUEUE_DEPTH};
+    device->tier = (struct kvt_tier){ .ops = &device_ops, .queue_depth = QUEUE_DEPTH };
     device->gpu.ops = &gpu_ops;
     device->clock = clock;
     device->links = *links;

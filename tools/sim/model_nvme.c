@@ -1,6 +1,6 @@
 /*
- * The records: an open-addressed index of entries; an entry is on the list of its segment. Segments are filled one after
- * another; when only the spare is left, the oldest is reclaimed.
+ * The records: an open-addressed index of entries; an entry is on the list of its segment. Segments are filled one
+ * after another; when only the spare is left, the oldest is reclaimed.
  */
 #include <string.h>
 
@@ -9,25 +9,32 @@
 #include "runtime/base/mem.h"
 #include "tools/sim/model.h"
 
-#define QUEUE_DEPTH     64
-#define NONE            UINT32_MAX
-#define HEADER_BYTES    128
-#define ALIGNMENT       512
-#define SEGMENT_COUNT   64   /* as many as fit, at least 4 */
-#define LOST_MAX        4096
+#define QUEUE_DEPTH 64
+#define NONE UINT32_MAX
+#define HEADER_BYTES 128
+#define ALIGNMENT 512
+#define SEGMENT_COUNT 64 /* as many as fit, at least 4 */
+#define LOST_MAX 4096
 
 struct entry {
     struct kvt_name name;
     uint64_t generation;
     uint32_t length, tokens, holds;
-    uint32_t next;      /* of its segment, or of the free ones */
+    uint32_t next; /* of its segment, or of the free ones */
     enum kvt_form form;
     bool is_live, was_read;
 };
 
-struct segment { uint32_t first, last; uint64_t used_bytes; };
+struct segment {
+    uint32_t first, last;
+    uint64_t used_bytes;
+};
 
-struct flight { struct kvt_tier_op *op; uint64_t done_ns; uint32_t epoch; };
+struct flight {
+    struct kvt_tier_op *op;
+    uint64_t done_ns;
+    uint32_t epoch;
+};
 
 struct model_nvme {
     struct kvt_tier tier;
@@ -39,7 +46,7 @@ struct model_nvme {
 
     struct entry *entries;
     uint32_t entry_count, entry_capacity, free_head;
-    uint32_t *index;         /* entry + 1; 0: free */
+    uint32_t *index; /* entry + 1; 0: free */
     uint64_t index_mask;
     uint32_t live_count;
 
@@ -55,14 +62,18 @@ static struct model_nvme *nvme_of(struct kvt_tier *tier) { return (struct model_
 
 static uint64_t stored_bytes(uint32_t length) { return kvt_align_up((uint64_t)length + HEADER_BYTES, ALIGNMENT); }
 
-/* ---- The index ------------------------------------------------------------------------------------------------------------- */
+/* ---- The index --------------------------------------------------------------------------------------------------- */
 
-static uint64_t home(const struct model_nvme *nvme, const struct kvt_name *name) { return (name->key.lo ^ name->space.lo) & nvme->index_mask; }
+static uint64_t home(const struct model_nvme *nvme, const struct kvt_name *name)
+{
+    return (name->key.lo ^ name->space.lo) & nvme->index_mask;
+}
 
 static uint64_t place_of(const struct model_nvme *nvme, const struct kvt_name *name)
 {
     uint64_t at = home(nvme, name);
-    while (nvme->index[at] != 0 && !kvt_name_equal(&nvme->entries[nvme->index[at] - 1].name, name)) at = (at + 1) & nvme->index_mask;
+    while (nvme->index[at] != 0 && !kvt_name_equal(&nvme->entries[nvme->index[at] - 1].name, name))
+        at = (at + 1) & nvme->index_mask;
     return at;
 }
 
@@ -96,7 +107,7 @@ static void drop(struct model_nvme *nvme, struct entry *entry)
     nvme->counters.used_bytes -= stored_bytes(entry->length);
 }
 
-/* ---- Segments --------------------------------------------------------------------------------------------------------------- */
+/* ---- Segments ---------------------------------------------------------------------------------------------------- */
 
 static struct segment *open_segment(struct model_nvme *nvme)
 {
@@ -117,7 +128,7 @@ static void append(struct model_nvme *nvme, uint32_t number)
 static void turn_over(struct model_nvme *nvme, uint32_t segments_max)
 {
     nvme->used_segments++;
-    *open_segment(nvme) = (struct segment){NONE, NONE, 0};
+    *open_segment(nvme) = (struct segment){ NONE, NONE, 0 };
     if (nvme->used_segments < segments_max) return;
     const struct segment victim = nvme->segments[nvme->oldest];
     nvme->oldest = (nvme->oldest + 1) % SEGMENT_COUNT;
@@ -126,7 +137,8 @@ static void turn_over(struct model_nvme *nvme, uint32_t segments_max)
         struct entry *entry = &nvme->entries[number];
         next = entry->next;
         const bool is_kept = entry->is_live && (entry->holds > 0 || entry->was_read);
-        const bool is_fitting = open_segment(nvme)->used_bytes + stored_bytes(entry->length) <= nvme->segment_bytes * 7 / 8;
+        const bool is_fitting = open_segment(nvme)->used_bytes + stored_bytes(entry->length)
+            <= nvme->segment_bytes * 7 / 8;
         if (is_kept && is_fitting) {
             entry->was_read = false;
             append(nvme, number);
@@ -172,8 +184,13 @@ static enum kvt_status write_record(struct model_nvme *nvme, const struct kvt_ti
     }
     const uint32_t number = take_entry(nvme);
     if (number == NONE) return KVT_FULL;
-    nvme->entries[number] = (struct entry){.name = op->name, .generation = op->generation, .length = op->length,
-        .tokens = op->tokens, .holds = holds, .form = op->form, .is_live = true};
+    nvme->entries[number] = (struct entry){ .name = op->name,
+                                            .generation = op->generation,
+                                            .length = op->length,
+                                            .tokens = op->tokens,
+                                            .holds = holds,
+                                            .form = op->form,
+                                            .is_live = true };
     nvme->index[place_of(nvme, &op->name)] = number + 1;
     append(nvme, number);
     nvme->live_count++;
@@ -195,7 +212,7 @@ static enum kvt_status read_record(struct model_nvme *nvme, struct kvt_tier_op *
     return KVT_OK;
 }
 
-/* ---- The calls of tier.h -------------------------------------------------------------------------------------------------- */
+/* ---- The calls of tier.h ----------------------------------------------------------------------------------------- */
 
 static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op)
 {
@@ -207,7 +224,7 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
     op->codec_ns = 0;
     *free_ns = kvt_max_u64(*free_ns, nvme->clock->now_ns) + op->link_ns;
     /* Latencies of ops in the queue overlap; their bytes do not. */
-    nvme->flights[nvme->flight_count++] = (struct flight){op, *free_ns + nvme->links.nvme_latency_ns, nvme->epoch};
+    nvme->flights[nvme->flight_count++] = (struct flight){ op, *free_ns + nvme->links.nvme_latency_ns, nvme->epoch };
     return KVT_OK;
 }
 
@@ -238,11 +255,16 @@ uint64_t kvt_model_nvme_next_ns(const struct kvt_tier *tier)
     return next_ns;
 }
 
-static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_counters) { *ret_counters = nvme_of(tier)->counters; }
+static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_counters)
+{
+    *ret_counters = nvme_of(tier)->counters;
+}
 
 static void describe(const struct entry *entry, struct kvt_found *ret_found)
 {
-    *ret_found = (struct kvt_found){.length = entry->length, .form = entry->form, .tokens = entry->tokens, .generation = entry->generation};
+    *ret_found = (struct kvt_found){
+        .length = entry->length, .form = entry->form, .tokens = entry->tokens, .generation = entry->generation
+    };
 }
 
 static bool nvme_find(struct kvt_tier *tier, const struct kvt_name *name, struct kvt_found *ret_found)
@@ -308,18 +330,29 @@ static void nvme_close(struct kvt_tier *tier)
 }
 
 static const struct kvt_tier_ops nvme_ops = {
-    .name = "model-nvme", .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE, .close = nvme_close, .submit = nvme_submit,
-    .poll = nvme_poll, .counters = nvme_counters, .find = nvme_find, .hold = nvme_hold, .release = nvme_release,
-    .forget = nvme_forget, .poll_lost = nvme_poll_lost, .reset = nvme_reset, .sync = nvme_sync,
+    .name = "model-nvme",
+    .caps = KVT_TIER_INDEXED | KVT_TIER_DURABLE,
+    .close = nvme_close,
+    .submit = nvme_submit,
+    .poll = nvme_poll,
+    .counters = nvme_counters,
+    .find = nvme_find,
+    .hold = nvme_hold,
+    .release = nvme_release,
+    .forget = nvme_forget,
+    .poll_lost = nvme_poll_lost,
+    .reset = nvme_reset,
+    .sync = nvme_sync,
 };
 
-enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_t capacity_bytes, uint32_t record_bytes_max,
-                                    const struct kvt_model_clock *clock, struct kvt_tier **ret_tier)
+enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_t capacity_bytes,
+                                    uint32_t record_bytes_max, const struct kvt_model_clock *clock,
+                                    struct kvt_tier **ret_tier)
 {
     KVT_ASSERT(kvt_tier_ops_are_valid(&nvme_ops));
     struct model_nvme *nvme = kvt_alloc(1, sizeof *nvme);
     if (!nvme) return KVT_NOMEM;
-    nvme->tier = (struct kvt_tier){.ops = &nvme_ops, .queue_depth = QUEUE_DEPTH};
+    nvme->tier = (struct kvt_tier){ .ops = &nvme_ops, .queue_depth = QUEUE_DEPTH };
     nvme->clock = clock;
     nvme->links = *links;
     nvme->counters.capacity_bytes = capacity_bytes;
@@ -328,7 +361,7 @@ enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_
                                       kvt_min_u64(4 * stored_bytes(record_bytes_max), capacity_bytes / 4));
     nvme->free_head = NONE;
     nvme->used_segments = 1;
-    nvme->segments[0] = (struct segment){NONE, NONE, 0};
+    nvme->segments[0] = (struct segment){ NONE, NONE, 0 };
     const uint64_t entries = capacity_bytes / ALIGNMENT + 2;
     nvme->entry_capacity = (uint32_t)kvt_min_u64(entries, UINT32_C(1) << 26);
     uint64_t places = 16;

@@ -12,44 +12,68 @@
 #include "tools/text.h"
 
 #define BLOCK_TOKENS_DEFAULT 16
-#define BLOCK_TOKENS_TRACE   512
-#define BLOCK_TOKENS_MAX     65535
-#define CAPACITIES_DEFAULT   "1%,5%,10%,25%,50%,100%"
-#define CAPACITY_MAX         ((UINT32_C(1) << 30) - 2)
-#define REPEAT_MAX           10000
-#define THREADS_MAX          64
-#define ITEM_BYTES           64
+#define BLOCK_TOKENS_TRACE 512
+#define BLOCK_TOKENS_MAX 65535
+#define CAPACITIES_DEFAULT "1%,5%,10%,25%,50%,100%"
+#define CAPACITY_MAX ((UINT32_C(1) << 30) - 2)
+#define REPEAT_MAX 10000
+#define THREADS_MAX 64
+#define ITEM_BYTES 64
 
 enum option_key {
-    OPTION_TRACE = 0x100, OPTION_WORKLOAD, OPTION_REQUESTS, OPTION_SEED, OPTION_BLOCK_TOKENS, OPTION_COUNT, OPTION_ORDER,
-    OPTION_POLICIES, OPTION_CAPACITIES, OPTION_ADMISSION, OPTION_REPEAT, OPTION_THREADS, OPTION_JSON, OPTION_CSV, OPTION_PLOT, OPTION_GPU
+    OPTION_TRACE = 0x100,
+    OPTION_WORKLOAD,
+    OPTION_REQUESTS,
+    OPTION_SEED,
+    OPTION_BLOCK_TOKENS,
+    OPTION_COUNT,
+    OPTION_ORDER,
+    OPTION_POLICIES,
+    OPTION_CAPACITIES,
+    OPTION_ADMISSION,
+    OPTION_REPEAT,
+    OPTION_THREADS,
+    OPTION_JSON,
+    OPTION_CSV,
+    OPTION_PLOT,
+    OPTION_GPU
 };
 
 static const struct argp_option option_table[] = {
     { 0, 0, 0, 0, "What is replayed:", 1 },
-    { "trace", OPTION_TRACE, "FILE", 0, "a serving trace: Mooncake JSONL, or Azure CSV; more than one may be given", 1 },
+    { "trace", OPTION_TRACE, "FILE", 0, "a serving trace: Mooncake JSONL, or Azure CSV; more than one may be given",
+      1 },
     { "workload", OPTION_WORKLOAD, "NAME", 0, "or a generated one: chat, agent, longdoc, batch", 1 },
     { "requests", OPTION_REQUESTS, "N", 0, "at most so many requests of each", 1 },
     { "seed", OPTION_SEED, "N", 0, "of the generated workload and of the policies (default 0)", 1 },
     { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "tokens of a block (default 16, of a trace 512)", 1 },
     { "repeat", OPTION_REPEAT, "N", 0, "go through it so many times (default 1)", 1 },
     { 0, 0, 0, 0, "What is counted:", 2 },
-    { "count", OPTION_COUNT, "HOW", 0, "prefix (default): a request's hits end at its first miss; flat: each block stands alone", 2 },
-    { "order", OPTION_ORDER, "HOW", 0, "prefix: a request's blocks are used from the tail (default) or from the head on", 2 },
+    { "count", OPTION_COUNT, "HOW", 0,
+      "prefix (default): a request's hits end at its first miss; flat: each block stands alone", 2 },
+    { "order", OPTION_ORDER, "HOW", 0,
+      "prefix: a request's blocks are used from the tail (default) or from the head on", 2 },
     { "policies", OPTION_POLICIES, "NAME,...", 0, "eviction policies, or belady: the bound, or all (default all)", 2 },
-    { "capacities", OPTION_CAPACITIES, "N,...", 0, "blocks, or N%: of the trace's different blocks, or N+N: tiers of so many "
-      "blocks that share nothing (default " CAPACITIES_DEFAULT ")", 2 },
-    { "admission", OPTION_ADMISSION, "NAME,...", 0, "which missed blocks are written: admission policies, or all of them by 'each'", 2 },
+    { "capacities", OPTION_CAPACITIES, "N,...", 0,
+      "blocks, or N%: of the trace's different blocks, or N+N: tiers of so many "
+      "blocks that share nothing (default " CAPACITIES_DEFAULT ")",
+      2 },
+    { "admission", OPTION_ADMISSION, "NAME,...", 0,
+      "which missed blocks are written: admission policies, or all of them by 'each'", 2 },
     { 0, 0, 0, 0, "How:", 3 },
     { "threads", OPTION_THREADS, "N", 0, "count so many capacities at once (default: one for each processor)", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { "csv", OPTION_CSV, NULL, 0, "print CSV", 3 },
     { "plot", OPTION_PLOT, "FILE", 0, "draw hits against capacity to FILE.svg or FILE.png, with gnuplot", 3 },
-    { 0, 0, 0, 0, "In virtual time, with the options of kvtier run (--hbm, --host, --nvme DIR:SIZE, --link-hbm, --arrival, ...):", 4 },
-    { "gpu", OPTION_GPU, "GPU", 0, "h200, h100, a100, 4090, or flops=F,bytes=B,link=L, each a second: the roofline and the link", 4 },
+    { 0, 0, 0, 0,
+      "In virtual time, with the options of kvtier run (--hbm, --host, --nvme DIR:SIZE, --link-hbm, --arrival, ...):",
+      4 },
+    { "gpu", OPTION_GPU, "GPU", 0,
+      "h200, h100, a100, 4090, or flops=F,bytes=B,link=L, each a second: the roofline and the link", 4 },
     { "parameters", OPTION_GPU, "N", 0, "of the model, as in 8e9: arithmetic and bytes of a step", 4 },
     { "pack-ratio", OPTION_GPU, "X", 0, "raw over packed bytes below HBM (default 1)", 4 },
-    { 0 } };
+    { 0 }
+};
 
 static error_t refuse(const struct argp_state *state, const char *option, const char *value, const char *rule)
 {
@@ -57,14 +81,14 @@ static error_t refuse(const struct argp_state *state, const char *option, const 
     return EINVAL;
 }
 
-static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t least, uint64_t most,
-                          uint64_t *ret_count)
+static error_t read_count(const struct argp_state *state, const char *option, const char *value, uint64_t least,
+                          uint64_t most, uint64_t *ret_count)
 {
     const char *rule = kvt_parse_count(value, least, most, ret_count);
     return rule ? refuse(state, option, value, rule) : 0;
 }
 
-/* ---- Lists ----------------------------------------------------------------------------------------------------------- */
+/* ---- Lists ------------------------------------------------------------------------------------------------------- */
 
 /* Cuts the next item off *list into item[ITEM_BYTES]. False: it is empty or too long. */
 static bool next_item(const char **list, char *item)
@@ -111,7 +135,8 @@ static error_t read_policies(const struct argp_state *state, const char *value, 
             is_added = (ops || strcmp(name, "belady") == 0) && add_policy(options, ops);
         }
         if (!is_added) {
-            return refuse(state, "--policies", value, "names of eviction policies with commas between, belady, or all: "
+            return refuse(state, "--policies", value,
+                          "names of eviction policies with commas between, belady, or all: "
                           "docs/policies.md lists them");
         }
     } while (has_more(&rest));
@@ -141,7 +166,7 @@ static error_t read_admissions(const struct argp_state *state, const char *value
 static const char *parse_capacity(char *text, struct kvt_sim_capacity *ret_capacity)
 {
     static const char rule[] = "blocks, 1 to 1073741822, or 0.01% to 100%, or up to 3 tiers with + between";
-    struct kvt_sim_capacity capacity = {0};
+    struct kvt_sim_capacity capacity = { 0 };
     const size_t length = strlen(text);
     if (text[length - 1] == '%') {
         double percent = 0;
@@ -170,14 +195,15 @@ static error_t read_capacities(const struct argp_state *state, const char *value
     do {
         char text[ITEM_BYTES];
         if (!next_item(&rest, text)) return refuse(state, "--capacities", value, "numbers with commas between");
-        if (options->capacity_count == KVT_SIM_CAPACITIES_MAX) return refuse(state, "--capacities", value, "at most 128 of them");
+        if (options->capacity_count == KVT_SIM_CAPACITIES_MAX)
+            return refuse(state, "--capacities", value, "at most 128 of them");
         const char *rule = parse_capacity(text, &options->capacities[options->capacity_count++]);
         if (rule) return refuse(state, "--capacities", value, rule);
     } while (has_more(&rest));
     return 0;
 }
 
-/* ---- Options --------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 static error_t read_trace(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
 {
@@ -201,18 +227,21 @@ static error_t put_together(const struct argp_state *state, struct kvt_sim_optio
 {
     const bool is_trace = options->trace_count > 0;
     if (is_trace == (options->workload.generator != NULL)) {
-        (void)kvt_usage_error(state->argv[0], "%s", is_trace ? "--trace and --workload exclude each other"
-                                                             : "one of --trace FILE and --workload NAME is needed");
+        (void)kvt_usage_error(state->argv[0], "%s",
+                              is_trace ? "--trace and --workload exclude each other"
+                                       : "one of --trace FILE and --workload NAME is needed");
         return EINVAL;
     }
     bool is_tiered = false;
-    for (uint32_t i = 0; i < options->capacity_count; i++) is_tiered = is_tiered || options->capacities[i].tier_count > 1;
+    for (uint32_t i = 0; i < options->capacity_count; i++)
+        is_tiered = is_tiered || options->capacities[i].tier_count > 1;
     if (is_tiered && options->admission_count > 0) {
         (void)kvt_usage_error(state->argv[0], "--admission is for capacities of one tier only");
         return EINVAL;
     }
     for (uint32_t i = 0; i < options->policy_count; i++) {
-        if (options->policies[i] || options->policy_count > 1 || (!is_tiered && options->admission_count == 0)) continue;
+        if (options->policies[i] || options->policy_count > 1 || (!is_tiered && options->admission_count == 0))
+            continue;
         (void)kvt_usage_error(state->argv[0], "--policies belady: the bound has one tier and admits all");
         return EINVAL;
     }
@@ -254,11 +283,13 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case OPTION_TRACE: return read_trace(state, value, options);
     case OPTION_WORKLOAD: options->workload.generator = value; return 0;
     case OPTION_COUNT:
-        if (strcmp(value, "flat") != 0 && strcmp(value, "prefix") != 0) return refuse(state, "--count", value, "flat or prefix");
+        if (strcmp(value, "flat") != 0 && strcmp(value, "prefix") != 0)
+            return refuse(state, "--count", value, "flat or prefix");
         options->mode = *value == 'f' ? KVT_COUNT_FLAT : KVT_COUNT_PREFIX;
         return 0;
     case OPTION_ORDER:
-        if (strcmp(value, "tail") != 0 && strcmp(value, "head") != 0) return refuse(state, "--order", value, "tail or head");
+        if (strcmp(value, "tail") != 0 && strcmp(value, "head") != 0)
+            return refuse(state, "--order", value, "tail or head");
         options->order = *value == 't' ? KVT_COUNT_TAIL : KVT_COUNT_HEAD;
         return 0;
     case OPTION_POLICIES: return read_policies(state, value, options);
@@ -283,14 +314,17 @@ static error_t read_option(int key, char *value, struct argp_state *state)
 int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_options)
 {
     static const struct argp parser = {
-        .options = option_table, .parser = read_option,
+        .options = option_table,
+        .parser = read_option,
         .doc = "Counts what the runtime's policies would keep of a workload, without running it.",
     };
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     *ret_options = (struct kvt_sim_options){
-        .mode = KVT_COUNT_PREFIX, .order = KVT_COUNT_TAIL, .repeat = 1,
+        .mode = KVT_COUNT_PREFIX,
+        .order = KVT_COUNT_TAIL,
+        .repeat = 1,
         .threads = processors > 0 ? kvt_min_u32((uint32_t)processors, THREADS_MAX) : 1,
-        .workload = {.think_ns = UINT64_MAX},
+        .workload = { .think_ns = UINT64_MAX },
     };
     return kvt_parse_options(&parser, argc, argv, ret_options);
 }

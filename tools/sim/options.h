@@ -1,8 +1,8 @@
 /*
  * options: what `kvtier sim` was asked for.
  *
- * Everything that can be judged without reading a trace is judged here: one line on stderr names option, value and rule.
- * Texts point into argv.
+ * Everything that can be judged without reading a trace is judged here: one line on stderr names option, value and
+ * rule. Texts point into argv.
  */
 #ifndef KVT_TOOLS_SIM_OPTIONS_H
 #define KVT_TOOLS_SIM_OPTIONS_H
@@ -30,7 +30,7 @@ struct kvt_sim_capacity {
 struct kvt_sim_options {
     struct kvt_workload_options workload; /* of each trace, trace left out; or of the generator */
     const char *traces[KVT_SIM_TRACES_MAX];
-    uint32_t trace_count;                 /* 0: a generator */
+    uint32_t trace_count; /* 0: a generator */
     enum kvt_count_mode mode;
     enum kvt_count_order order;
     const struct kvt_policy_ops *policies[KVT_SIM_POLICIES_MAX]; /* NULL: the bound */

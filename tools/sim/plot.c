@@ -24,7 +24,8 @@ static bool is_installed(const char *program)
     while (folders && *folders) {
         char path[PATH_BYTES];
         const size_t length = strcspn(folders, ":");
-        const int written = snprintf(path, sizeof path, "%.*s/%s", (int)kvt_min_u64(length, PATH_BYTES), folders, program);
+        const int written = snprintf(path, sizeof path, "%.*s/%s", (int)kvt_min_u64(length, PATH_BYTES), folders,
+                                     program);
         if (written > 0 && written < PATH_BYTES && access(path, X_OK) == 0) return true;
         folders += length + (folders[length] == ':');
     }
@@ -85,10 +86,13 @@ int kvt_sim_plot(const struct kvt_sim_report *report, const char *path)
     void (*before)(int) = signal(SIGPIPE, SIG_IGN);
     FILE *gnuplot = popen("gnuplot", "w");
     if (gnuplot) {
-        (void)fprintf(gnuplot, "set terminal %s size 960,600\nset output '%s'\nset xlabel 'blocks'\nset ylabel 'hits, %%'\n"
-                               "set logscale x\nset grid\nset key outside noenhanced\nset title '", ends_with(path, ".svg") ? "svg" : "pngcairo", path);
+        (void)fprintf(gnuplot,
+                      "set terminal %s size 960,600\nset output '%s'\nset xlabel 'blocks'\nset ylabel 'hits, %%'\n"
+                      "set logscale x\nset grid\nset key outside noenhanced\nset title '",
+                      ends_with(path, ".svg") ? "svg" : "pngcairo", path);
         print_name(gnuplot, report->traces[0].name);
-        (void)fprintf(gnuplot, ", counted %s' noenhanced\n", report->options->mode == KVT_COUNT_FLAT ? "flat" : "by prefix");
+        (void)fprintf(gnuplot, ", counted %s' noenhanced\n",
+                      report->options->mode == KVT_COUNT_FLAT ? "flat" : "by prefix");
         print_lines(report, gnuplot);
     }
     const int status = gnuplot ? pclose(gnuplot) : -1;

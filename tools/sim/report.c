@@ -34,7 +34,7 @@ static double rate(const struct kvt_count_result *result)
     return result->seconds > 0 ? (double)result->accesses / result->seconds : 0;
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------------------------------- */
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static void put(struct json_object *object, const char *name, uint64_t value)
 {
@@ -119,13 +119,14 @@ static enum kvt_status print_json(const struct kvt_sim_report *report, FILE *str
     struct json_object *results = json_object_new_array();
     for (uint32_t i = 0; i < report->job_count; i++) (void)json_object_array_add(results, result_of(report, i));
     (void)json_object_object_add(root, "results", results);
-    const char *text = json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
+    const char *text = json_object_to_json_string_ext(
+        root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text) (void)fprintf(stream, "%s\n", text);
     (void)json_object_put(root);
     return text ? KVT_OK : KVT_NOMEM;
 }
 
-/* ---- CSV --------------------------------------------------------------------------------------------------------------- */
+/* ---- CSV --------------------------------------------------------------------------------------------------------- */
 
 /* A field with what would end it in quotes. */
 static void print_field(FILE *stream, const char *text)
@@ -144,37 +145,41 @@ static void print_field(FILE *stream, const char *text)
 
 static void print_csv(const struct kvt_sim_report *report, FILE *stream)
 {
-    (void)fprintf(stream, "trace,count,order,policy,admission,capacity_blocks,accesses,hits,hit_ratio,blocks_written,evictions,filled,"
-                          "seconds\n");
+    (void)fprintf(
+        stream,
+        "trace,count,order,policy,admission,capacity_blocks,accesses,hits,hit_ratio,blocks_written,evictions,filled,"
+        "seconds\n");
     for (uint32_t i = 0; i < report->job_count; i++) {
         const struct kvt_count_job *job = &report->jobs[i];
         const struct kvt_count_result *result = &report->results[i];
         print_field(stream, report->traces[report->job_traces[i]].name);
         (void)fprintf(stream, ",%s,%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%d,%.6f\n",
                       job->mode == KVT_COUNT_FLAT ? "flat" : "prefix", job->order == KVT_COUNT_TAIL ? "tail" : "head",
-                      kvt_sim_policy_name(job->policy), job->admission ? job->admission->name : "all", total_blocks(job),
-                      result->accesses, result->hits, ratio(result->hits, result->accesses), result->writes, result->evictions,
-                      result->is_filled, result->seconds);
+                      kvt_sim_policy_name(job->policy), job->admission ? job->admission->name : "all",
+                      total_blocks(job), result->accesses, result->hits, ratio(result->hits, result->accesses),
+                      result->writes, result->evictions, result->is_filled, result->seconds);
     }
 }
 
-/* ---- For people ---------------------------------------------------------------------------------------------------------- */
+/* ---- For people -------------------------------------------------------------------------------------------------- */
 
 static void add_capacity(struct kvt_listing *listing, const struct kvt_count_job *job)
 {
     char text[KVT_LISTING_CELL_BYTES] = "";
     for (uint32_t t = 0; t < job->tier_count; t++) {
         const size_t used = strlen(text);
-        (void)snprintf(text + used, sizeof text - used, "%s%s", t > 0 ? "+" : "", kvt_format_count(job->capacities[t]).text);
+        (void)snprintf(text + used, sizeof text - used, "%s%s", t > 0 ? "+" : "",
+                       kvt_format_count(job->capacities[t]).text);
     }
     kvt_listing_add(listing, "%s", text);
 }
 
 /*
- * Hit ratios of one trace, capacities first .. first + count - 1: one row for each policy and admission. A star: the pool
- * was never full.
+ * Hit ratios of one trace, capacities first .. first + count - 1: one row for each policy and admission. A star: the
+ * pool was never full.
  */
-static void print_ratios(const struct kvt_sim_report *report, uint32_t base, uint32_t first, uint32_t count, FILE *stream)
+static void print_ratios(const struct kvt_sim_report *report, uint32_t base, uint32_t first, uint32_t count,
+                         FILE *stream)
 {
     const struct kvt_sim_options *options = report->options;
     const bool has_admissions = options->admission_count > 0;
@@ -190,11 +195,14 @@ static void print_ratios(const struct kvt_sim_report *report, uint32_t base, uin
         const uint32_t row_base = base + row * options->capacity_count;
         const struct kvt_count_job *job = &report->jobs[row_base];
         if (listing.cell_count + count + 1 > KVT_LISTING_CELLS_MAX) break;
-        if (has_admissions) kvt_listing_add(&listing, "%s, %s", kvt_sim_policy_name(job->policy), job->admission ? job->admission->name : "all");
+        if (has_admissions)
+            kvt_listing_add(&listing, "%s, %s", kvt_sim_policy_name(job->policy),
+                            job->admission ? job->admission->name : "all");
         else kvt_listing_add(&listing, "%s", kvt_sim_policy_name(job->policy));
         for (uint32_t c = first; c < first + count; c++) {
             const struct kvt_count_result *result = &report->results[row_base + c];
-            kvt_listing_add(&listing, "%.2f%s", 100 * ratio(result->hits, result->accesses), result->is_filled ? "" : "*");
+            kvt_listing_add(&listing, "%.2f%s", 100 * ratio(result->hits, result->accesses),
+                            result->is_filled ? "" : "*");
         }
     }
     kvt_listing_print(&listing, stream, "  ");
@@ -206,7 +214,7 @@ static void print_writes(const struct kvt_sim_report *report, uint32_t base, FIL
     const struct kvt_sim_options *options = report->options;
     struct kvt_listing listing;
     kvt_listing_init(&listing, "lllrrr");
-    static const char *const heads[] = {"policy", "admission", "blocks", "hits %", "written", "of all's %"};
+    static const char *const heads[] = { "policy", "admission", "blocks", "hits %", "written", "of all's %" };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(heads); i++) kvt_listing_add(&listing, "%s", heads[i]);
     for (uint32_t p = 0; p < options->policy_count; p++) {
         for (uint32_t c = 0; c < options->capacity_count; c++) {
@@ -246,7 +254,8 @@ static void print_table(const struct kvt_sim_report *report, FILE *stream)
     for (uint32_t i = 0; i < report->trace_count; i++) {
         const struct kvt_sim_trace *trace = &report->traces[i];
         (void)fprintf(stream, "%s: %s requests, %s accesses, %s blocks, counted %s%s; loaded in %.2f s\n", trace->name,
-                      kvt_format_count(trace->accesses.request_count).text, kvt_format_count(trace->accesses.access_count).text,
+                      kvt_format_count(trace->accesses.request_count).text,
+                      kvt_format_count(trace->accesses.access_count).text,
                       kvt_format_count(trace->accesses.block_count).text, mode_name(options),
                       options->repeat > 1 ? ", repeated" : "", trace->load_seconds);
         for (uint32_t c = 0; c < options->capacity_count; c += COLUMNS_MAX)
@@ -258,8 +267,8 @@ static void print_table(const struct kvt_sim_report *report, FILE *stream)
         accesses += (double)report->results[i].accesses;
     }
     if (has_unfilled(report)) (void)fprintf(stream, "* never filled: more room would change nothing\n");
-    (void)fprintf(stream, "%.3f s by the clock, %.3f s of processors, %.1f M accesses/s on each\n", report->seconds, busy,
-                  busy > 0 ? accesses / busy * 1e-6 : 0);
+    (void)fprintf(stream, "%.3f s by the clock, %.3f s of processors, %.1f M accesses/s on each\n", report->seconds,
+                  busy, busy > 0 ? accesses / busy * 1e-6 : 0);
 }
 
 enum kvt_status kvt_sim_print(const struct kvt_sim_report *report, FILE *stream)

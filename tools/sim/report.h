@@ -21,11 +21,11 @@ struct kvt_sim_report {
     const struct kvt_sim_options *options;
     const struct kvt_sim_trace *traces;
     uint32_t trace_count;
-    const struct kvt_count_job *jobs;       /* by trace, policy, admission, then capacity */
-    const uint32_t *job_traces;             /* [job_count] */
+    const struct kvt_count_job *jobs; /* by trace, policy, admission, then capacity */
+    const uint32_t *job_traces;       /* [job_count] */
     const struct kvt_count_result *results;
     uint32_t job_count;
-    double seconds;                         /* counting, all threads together by the clock */
+    double seconds; /* counting, all threads together by the clock */
 };
 
 const char *kvt_sim_policy_name(const struct kvt_policy_ops *policy); /* NULL: belady */

@@ -16,19 +16,19 @@
 #include "tools/sim/model.h"
 #include "tools/text.h"
 
-#define POLICIES_MAX   32
-#define GB             1000000000.0
+#define POLICIES_MAX 32
+#define GB 1000000000.0
 #define PARAMETERS_MAX 1e15
 
 static const struct gpu {
     const char *name;
-    double flops_per_s, bytes_per_s;  /* dense bf16; HBM */
-    double link_bytes_per_s;          /* pinned copies, each way */
+    double flops_per_s, bytes_per_s; /* dense bf16; HBM */
+    double link_bytes_per_s;         /* pinned copies, each way */
 } gpus[] = {
-    {"h200", 989e12, 4.8e12, 55e9},
-    {"h100", 989e12, 3.35e12, 55e9},
-    {"a100", 312e12, 2.04e12, 25e9},
-    {"4090", 165e12, 1.01e12, 25e9},
+    { "h200", 989e12, 4.8e12, 55e9 },
+    { "h100", 989e12, 3.35e12, 55e9 },
+    { "a100", 312e12, 2.04e12, 25e9 },
+    { "4090", 165e12, 1.01e12, 25e9 },
 };
 
 /* What the sim's own options say. */
@@ -46,18 +46,20 @@ struct outcome {
     uint64_t busy_ns, elapsed_ns, bound_ns;
     uint64_t *first_ns, *token_ns; /* [run.requests_completed]: to the first token; between later ones, on average */
     uint32_t turn_count, spoken_count;
-    double seconds;                /* of this machine */
+    double seconds; /* of this machine */
 };
 
-/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 bool kvt_sim_is_timed(int argc, char **argv)
 {
-    static const char *const marks[] = {"--hbm", "--host", "--nvme", "--gpu", "--step-ms", "--parameters", "--pack-ratio"};
+    static const char *const marks[] = { "--hbm",     "--host",       "--nvme",      "--gpu",
+                                         "--step-ms", "--parameters", "--pack-ratio" };
     for (int i = 1; i < argc; i++) {
         for (uint32_t m = 0; m < KVT_ARRAY_COUNT(marks); m++) {
             const size_t length = strlen(marks[m]);
-            if (strncmp(argv[i], marks[m], length) == 0 && (argv[i][length] == '\0' || argv[i][length] == '=')) return true;
+            if (strncmp(argv[i], marks[m], length) == 0 && (argv[i][length] == '\0' || argv[i][length] == '='))
+                return true;
         }
     }
     return false;
@@ -76,7 +78,8 @@ static const char *read_gpu(const char *value, struct asked *asked)
     }
     double flops = 0, bytes = 0, link = 0;
     int end = 0;
-    if (sscanf(value, "flops=%lf,bytes=%lf,link=%lf%n", &flops, &bytes, &link, &end) != 3 || value[end] != '\0') return rule;
+    if (sscanf(value, "flops=%lf,bytes=%lf,link=%lf%n", &flops, &bytes, &link, &end) != 3 || value[end] != '\0')
+        return rule;
     if (!(flops >= 1 && flops <= 1e21) || !(bytes >= 1 && bytes <= 1e18) || !(link >= 1 && link <= 1e18)) return rule;
     asked->roofline.flops_per_s = flops;
     asked->roofline.bytes_per_s = bytes;
@@ -88,7 +91,8 @@ static const char *read_parameters(const char *value, struct asked *asked)
 {
     char *end;
     const double parameters = strtod(value, &end);
-    if (end == value || *end != '\0' || !(parameters >= 0 && parameters <= PARAMETERS_MAX)) return "a count, as in 8e9, 0 to 1e15";
+    if (end == value || *end != '\0' || !(parameters >= 0 && parameters <= PARAMETERS_MAX))
+        return "a count, as in 8e9, 0 to 1e15";
     asked->roofline.parameters = parameters;
     return NULL;
 }
@@ -106,7 +110,10 @@ static const char *read_policies(const char *value, struct asked *asked)
     return asked->policy_count > 0 ? NULL : "names of eviction policies with commas between";
 }
 
-static const char *read_ratio(const char *value, struct asked *asked) { return kvt_parse_decimal(value, 1, 100, &asked->links.pack_ratio); }
+static const char *read_ratio(const char *value, struct asked *asked)
+{
+    return kvt_parse_decimal(value, 1, 100, &asked->links.pack_ratio);
+}
 
 /* The value of `--name VALUE` or `--name=VALUE` at argv[*i], *i moved to its last word; NULL: it is another option. */
 static const char *value_of(int argc, char **argv, int *i, const char *name)
@@ -121,8 +128,14 @@ static const char *value_of(int argc, char **argv, int *i, const char *name)
 /* Takes the sim's own options out of argv. KVT_EXIT_OK, or one line was printed. */
 static int take_own(int *argc, char **argv, struct asked *asked)
 {
-    static const struct { const char *name; const char *(*read)(const char *value, struct asked *asked); } own[] = {
-        {"--gpu", read_gpu}, {"--parameters", read_parameters}, {"--policies", read_policies}, {"--pack-ratio", read_ratio},
+    static const struct {
+        const char *name;
+        const char *(*read)(const char *value, struct asked *asked);
+    } own[] = {
+        { "--gpu", read_gpu },
+        { "--parameters", read_parameters },
+        { "--policies", read_policies },
+        { "--pack-ratio", read_ratio },
     };
     int kept = 1;
     for (int i = 1; i < *argc; i++) {
@@ -141,14 +154,15 @@ static int take_own(int *argc, char **argv, struct asked *asked)
     return KVT_EXIT_OK;
 }
 
-/* ---- Running --------------------------------------------------------------------------------------------------------------- */
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 static void on_turn(void *user, const struct kvt_turn *turn)
 {
     struct outcome *outcome = user;
     if (turn->generated == 0) return;
     outcome->first_ns[outcome->turn_count++] = turn->first_ns - kvt_min_u64(turn->due_ns, turn->first_ns);
-    if (turn->generated > 1) outcome->token_ns[outcome->spoken_count++] = (turn->ended_ns - turn->first_ns) / (turn->generated - 1);
+    if (turn->generated > 1)
+        outcome->token_ns[outcome->spoken_count++] = (turn->ended_ns - turn->first_ns) / (turn->generated - 1);
 }
 
 static void on_refused(void *user, const char *line)
@@ -163,23 +177,28 @@ static int compare(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
-/* What the links alone take for what was fetched, less the time that they had it for themselves: no order of moves stalls less. */
+/*
+ * What the links alone take for what was fetched, less the time that they had it for themselves: no order of moves
+ * stalls less.
+ */
 static uint64_t stall_bound_ns(const struct outcome *outcome, const struct kvt_model_links *links)
 {
     uint64_t stalled_ns = 0;
     for (uint32_t i = 0; i < KVT_STALL_COUNT; i++) stalled_ns += outcome->run.stall_ns[i];
-    const uint64_t device_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_DEVICE].bytes_in, links->hbm_bytes_per_s);
-    const uint64_t nvme_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_NVME].bytes_out, links->nvme_read_bytes_per_s);
+    const uint64_t device_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_DEVICE].bytes_in,
+                                                 links->hbm_bytes_per_s);
+    const uint64_t nvme_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_NVME].bytes_out,
+                                               links->nvme_read_bytes_per_s);
     const uint64_t free_ns = outcome->elapsed_ns - kvt_min_u64(outcome->elapsed_ns, stalled_ns);
     const uint64_t need_ns = kvt_max_u64(device_ns, nvme_ns);
     return need_ns > free_ns ? need_ns - free_ns : 0;
 }
 
 /* One policy on fresh tiers. KVT_EXIT_OK, or one line was printed. */
-static int run_one(const struct kvt_run_options *options, const struct asked *asked, const struct kvt_workload *workload,
-                   const char *policy, struct outcome *outcome)
+static int run_one(const struct kvt_run_options *options, const struct asked *asked,
+                   const struct kvt_workload *workload, const char *policy, struct outcome *outcome)
 {
-    struct kvt_model_clock clock = {.now_ns = 1000000000};
+    struct kvt_model_clock clock = { .now_ns = 1000000000 };
     const struct kvt_env env = kvt_model_env(&clock, options->workload.seed);
     struct kvt_config config = kvt_run_options_config(options);
     char error[512] = "";
@@ -192,15 +211,27 @@ static int run_one(const struct kvt_run_options *options, const struct asked *as
         char field[32] = "";
         (void)sscanf(error, "%31[a-z_]", field);
         const char *option = kvt_run_option_of_field(field);
-        return kvt_usage_error("kvtier sim", "%s%s", option ? option : "", option ? error + strlen(field) : error[0] ? error : kvt_status_text(status));
+        return kvt_usage_error("kvtier sim", "%s%s", option ? option : "",
+                               option         ? error + strlen(field)
+                                   : error[0] ? error
+                                              : kvt_status_text(status));
     }
-    struct kvt_model_steps steps = {.clock = &clock, .shape = &options->model.shape, .roofline = asked->roofline};
+    struct kvt_model_steps steps = { .clock = &clock, .shape = &options->model.shape, .roofline = asked->roofline };
     const struct kvt_schedule_options how = {
-        .arrival = options->arrival, .speed = options->speed, .has_pauses = options->pause_ns != UINT64_MAX,
+        .arrival = options->arrival,
+        .speed = options->speed,
+        .has_pauses = options->pause_ns != UINT64_MAX,
         .pause_ns = workload->session_count > 0 && options->workload.trace ? options->pause_ns : UINT64_MAX,
-        .batch = options->batch, .prefill_chunk = options->prefill_chunk, .step_ns = options->step_ns,
-        .is_lookahead = options->prefetch == KVT_PREFETCH_LOOKAHEAD, .on_turn = on_turn, .on_refused = on_refused, .user = outcome, .env = &env,
-        .calls = &kvt_model_step_calls, .calls_user = &steps,
+        .batch = options->batch,
+        .prefill_chunk = options->prefill_chunk,
+        .step_ns = options->step_ns,
+        .is_lookahead = options->prefetch == KVT_PREFETCH_LOOKAHEAD,
+        .on_turn = on_turn,
+        .on_refused = on_refused,
+        .user = outcome,
+        .env = &env,
+        .calls = &kvt_model_step_calls,
+        .calls_user = &steps,
     };
     const struct kvt_env real = kvt_env_default();
     const uint64_t begun_ns = kvt_env_now_ns(&real), start_ns = clock.now_ns;
@@ -215,11 +246,12 @@ static int run_one(const struct kvt_run_options *options, const struct asked *as
     qsort(outcome->token_ns, outcome->spoken_count, sizeof *outcome->token_ns, compare);
     kvt_close(&clock.runtime);
     if (status != KVT_OK) return kvt_failure("kvtier sim", "the schedule: %s", kvt_status_text(status));
-    if (outcome->run.outcome != KVT_OUTCOME_DONE) return kvt_failure("kvtier sim", "%s: %s", policy, outcome->run.error);
+    if (outcome->run.outcome != KVT_OUTCOME_DONE)
+        return kvt_failure("kvtier sim", "%s: %s", policy, outcome->run.error);
     return KVT_EXIT_OK;
 }
 
-/* ---- Printing -------------------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static double quantile_ms(const uint64_t *sorted, uint32_t count, double share)
 {
@@ -250,7 +282,7 @@ static void put_quantiles(struct json_object *object, const char *name, const ui
 
 static struct json_object *tiers_of(const struct outcome *outcome)
 {
-    static const char *const names[KVT_TIERS] = {"device", "host", "nvme"};
+    static const char *const names[KVT_TIERS] = { "device", "host", "nvme" };
     struct json_object *tiers = json_object_new_array();
     for (uint32_t t = 0; t < KVT_TIERS; t++) {
         const struct kvt_tier_stats *stats = &outcome->stats.tiers[t];
@@ -288,7 +320,8 @@ static struct json_object *steps_of(const struct outcome *outcome)
 
 static struct json_object *result_of(const struct kvt_workload *workload, const struct outcome *outcome)
 {
-    struct json_object *object = json_object_new_object(), *requests = json_object_new_object(), *tokens = json_object_new_object();
+    struct json_object *object = json_object_new_object(), *requests = json_object_new_object(),
+                       *tokens = json_object_new_object();
     (void)json_object_object_add(object, "trace", json_object_new_string(workload->name));
     (void)json_object_object_add(object, "policy", json_object_new_string(outcome->policy));
     put(requests, "total", outcome->run.requests);
@@ -315,7 +348,8 @@ static int print_json(const struct kvt_workload *workload, const struct outcome 
     struct json_object *root = json_object_new_object(), *results = json_object_new_array();
     for (uint32_t i = 0; i < count; i++) (void)json_object_array_add(results, result_of(workload, &outcomes[i]));
     (void)json_object_object_add(root, "results", results);
-    const char *text = json_object_to_json_string_ext(root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
+    const char *text = json_object_to_json_string_ext(
+        root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text) (void)printf("%s\n", text);
     (void)json_object_put(root);
     return text ? KVT_EXIT_OK : kvt_failure("kvtier sim", "the report: out of memory");
@@ -323,8 +357,10 @@ static int print_json(const struct kvt_workload *workload, const struct outcome 
 
 static void print_table(const struct kvt_workload *workload, const struct outcome *outcomes, uint32_t count)
 {
-    static const char *const heads[] = {"policy", "reused %", "fetched", "stashed", "nvme written", "stalls s", "at least s", "first token ms p50",
-                                        "p99", "token ms p50", "p99", "simulated s", "took s"};
+    static const char *const heads[] = { "policy",       "reused %",     "fetched",    "stashed",
+                                         "nvme written", "stalls s",     "at least s", "first token ms p50",
+                                         "p99",          "token ms p50", "p99",        "simulated s",
+                                         "took s" };
     struct kvt_listing listing;
     kvt_listing_init(&listing, "lrrrrrrrrrrrr");
     for (size_t i = 0; i < KVT_ARRAY_COUNT(heads); i++) kvt_listing_add(&listing, "%s", heads[i]);
@@ -333,7 +369,9 @@ static void print_table(const struct kvt_workload *workload, const struct outcom
         uint64_t stalled_ns = 0;
         for (uint32_t c = 0; c < KVT_STALL_COUNT; c++) stalled_ns += o->run.stall_ns[c];
         kvt_listing_add(&listing, "%s", o->policy);
-        kvt_listing_add(&listing, "%.2f", o->run.tokens_prompt > 0 ? 100 * (double)o->run.tokens_reused / (double)o->run.tokens_prompt : 0);
+        kvt_listing_add(&listing, "%.2f",
+                        o->run.tokens_prompt > 0 ? 100 * (double)o->run.tokens_reused / (double)o->run.tokens_prompt
+                                                 : 0);
         kvt_listing_add(&listing, "%s", kvt_format_bytes(o->stats.tiers[KVT_TIER_DEVICE].bytes_in).text);
         kvt_listing_add(&listing, "%s", kvt_format_bytes(o->stats.tiers[KVT_TIER_DEVICE].bytes_out).text);
         kvt_listing_add(&listing, "%s", kvt_format_bytes(o->stats.store_written_bytes).text);
@@ -346,14 +384,16 @@ static void print_table(const struct kvt_workload *workload, const struct outcom
         kvt_listing_add(&listing, "%.1f", (double)o->elapsed_ns * 1e-9);
         kvt_listing_add(&listing, "%.2f", o->seconds);
     }
-    (void)printf("%s: %s of %s requests completed\n", workload->name, kvt_format_count(outcomes[0].run.requests_completed).text,
+    (void)printf("%s: %s of %s requests completed\n", workload->name,
+                 kvt_format_count(outcomes[0].run.requests_completed).text,
                  kvt_format_count(outcomes[0].run.requests).text);
     kvt_listing_print(&listing, stdout, "  ");
 }
 
-/* ---- The command ------------------------------------------------------------------------------------------------------------ */
+/* ---- The command ------------------------------------------------------------------------------------------------- */
 
-static int run_all(const struct kvt_run_options *options, const struct asked *asked, const struct kvt_workload *workload)
+static int run_all(const struct kvt_run_options *options, const struct asked *asked,
+                   const struct kvt_workload *workload)
 {
     struct outcome *outcomes = kvt_alloc(asked->policy_count, sizeof *outcomes);
     int exit_status = outcomes ? KVT_EXIT_OK : kvt_failure("kvtier sim", "out of memory");
@@ -382,7 +422,7 @@ static int run_all(const struct kvt_run_options *options, const struct asked *as
 
 int kvt_sim_timed(int argc, char **argv)
 {
-    struct asked asked = {.links = {.hbm_latency_ns = 10000, .nvme_latency_ns = 80000, .pack_ratio = 1}};
+    struct asked asked = { .links = { .hbm_latency_ns = 10000, .nvme_latency_ns = 80000, .pack_ratio = 1 } };
     struct kvt_run_options options;
     char error[512] = "";
     int exit_status = take_own(&argc, argv, &asked);
@@ -391,7 +431,8 @@ int kvt_sim_timed(int argc, char **argv)
     if (options.link_hbm_bytes_per_s > 0) asked.links.hbm_bytes_per_s = options.link_hbm_bytes_per_s;
     asked.links.nvme_read_bytes_per_s = asked.links.nvme_write_bytes_per_s = options.link_nvme_bytes_per_s;
     asked.roofline.step_ns = options.step_ns;
-    if (asked.policy_count == 0) asked.policies[asked.policy_count++] = options.policy ? kvt_policy_find(options.policy) : kvt_policy_at(0);
+    if (asked.policy_count == 0)
+        asked.policies[asked.policy_count++] = options.policy ? kvt_policy_find(options.policy) : kvt_policy_at(0);
     if (!asked.policies[0]) return kvt_refuse_value("kvtier sim", "--policy", options.policy, "no such policy");
 
     struct kvt_workload *workload = NULL;

@@ -16,6 +16,9 @@
  * A reader gets bytes of valid records only. Of two valid records of one name the one with the higher record sequence
  * counts; a record that was copied forward keeps its sequence.
  *
+ * In an encrypted store the payload is a struct kvt_seal_head and the encrypted bytes (store_seal.h); the id of the key is in the block of
+ * each superblock copy. The block of a segment header also has a note of what was written that day (store_wear.h).
+ *
  * A summary lists the records of its segment. It is written after they are on the device, so it never names what is not
  * there. A segment without a valid footer is walked: every aligned place from 4096 on that holds a valid header is a record.
  */

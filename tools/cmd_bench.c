@@ -69,15 +69,18 @@ int kvt_cmd_bench(int argc, char **argv)
 {
     static const struct argp_option listed[] = {
         { "json", OPTION_JSON, NULL, 0, "One JSON object instead of a table", 0 },
-        { "blocks", OPTION_BLOCKS, "N", 0, "core: pools of at most N blocks (10,000 to 10,000,000)", 0 },
+        { "blocks", OPTION_BLOCKS, "N", 0, "core: pools of at most N blocks, 10,000 to 10,000,000 (default: the largest, some minutes)", 0 },
         { "dir", OPTION_DIR, "DIR", 0, "store: an existing directory on the disk; what is made there is removed again", 0 },
-        { "size", OPTION_SIZE, "SIZE", 0, "store: moved in one measurement (512MiB); five times as much disk is used", 0 },
-        { "pairs", OPTION_PAIRS, "N", 0, "store: rounds that alternate the contestants (7)", 0 },
+        { "size", OPTION_SIZE, "SIZE", 0, "store: moved in one measurement (default 512MiB); five times as much disk is used", 0 },
+        { "pairs", OPTION_PAIRS, "N", 0, "store: rounds that alternate the contestants (default 7)", 0 },
         { "only", OPTION_ONLY, "PART", 0, "store: speed, small, mixed or codec alone", 0 },
         { 0 }
     };
     const struct argp argp = { .options = listed, .parser = parse, .args_doc = "core|codec|store",
-        .doc = "Measures one part beside the ceiling of this machine in the same run." };
+        .doc = "Measures one part beside the ceiling of this machine in the same run.\v"
+               "core: the runtime's bookkeeping beside misses of the cache. codec: pack and unpack beside memcpy, and what "
+               "they save. store: beside what its disk gives. A ratio is value over ceiling; GB are 10^9 bytes. By default each takes a minute or more, "
+               "and prints at its end." };
     struct bench_options options = { 0 };
     const int status = kvt_parse_options(&argp, argc, argv, &options);
     if (status != KVT_EXIT_OK) return status;

@@ -356,5 +356,5 @@ def dead_files(tree, build=None):
             yield path, 1, "no target builds it and no meson.build names it"
 
 
-RULES = [rule_includes, rule_guards, rule_file_length, rule_function_length, rule_function_brace,
-         rule_banned_calls, rule_single_writer, rule_unfinished, rule_home_paths]
+RULES = [rule_includes, rule_guards, rule_line_length, rule_file_length, rule_function_length, rule_function_brace,
+         rule_banned_calls, rule_single_writer, rule_unfinished, rule_home_paths, rule_readmes]

@@ -10,8 +10,6 @@
  */
 #include "tests/unit/store_bench.h"
 
-#include <time.h>
-
 #include "runtime/base/crc32c.h"
 #include "tiers/store_format.h"
 
@@ -197,10 +195,12 @@ static void a_mutated_directory_gives_exact_bytes_or_misses(void **state)
 {
     (void)state;
     const char *const more = getenv("KVTIER_FUZZ_SECONDS"), *const from = getenv("KVTIER_FUZZ_SEED");
-    const time_t end = time(NULL) + (more ? (time_t)strtol(more, NULL, 10) : 2);
+    const struct kvt_env clock = kvt_env_default();
+    const uint64_t seconds = more ? strtoull(more, NULL, 10) : 2;
+    const uint64_t end_ns = kvt_env_now_ns(&clock) + seconds * UINT64_C(1000000000);
     const uint64_t first = from ? strtoull(from, NULL, 10) : 1;
     uint64_t seed = first;
-    for (; seed < first + 3 || time(NULL) < end; seed++) {
+    for (; seed < first + 3 || kvt_env_now_ns(&clock) < end_ns; seed++) {
         struct bench bench;
         struct kvt_rng rng = { seed };
         bench_init_faulty(&bench, seed);

@@ -212,6 +212,35 @@ static void the_watermark_says_which_puts_a_power_cut_leaves(void **state)
     bench_done(&bench);
 }
 
+static void a_commit_waits_for_the_puts_that_were_accepted_before_it(void **state)
+{
+    (void)state;
+    enum { PUTS = 12, LENGTH = 20000 };
+    static uint8_t bytes[PUTS][LENGTH];
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct bench bench;
+        bench_init_faulty(&bench, seed);
+        bench_open(&bench);
+        io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_DELAY, 700000);
+        struct kvt_store_op puts[PUTS], *ops[PUTS], *done[PUTS];
+        for (uint64_t key = 0; key < PUTS; key++) {
+            bench_fill(bytes[key], LENGTH, key, 1);
+            puts[key] = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = bench_name(key), .generation = 1, .buffer = bytes[key],
+                                               .length = LENGTH, .form = 1, .tokens = 16 };
+            ops[key] = &puts[key];
+        }
+        assert_int_equal(kvt_store_submit(bench.store, ops, PUTS), PUTS);
+        assert_int_equal(kvt_store_wait_durable(bench.store, puts[PUTS - 1].ret_number, SECOND), KVT_OK);
+        io_faulty_cut_at(bench.image, 1);
+        assert_int_equal(kvt_store_poll(bench.store, done, PUTS), PUTS); /* all had come back before */
+        kvt_store_close(&bench.store);
+        io_faulty_power_cycle(bench.image);
+        bench_open(&bench);
+        for (uint64_t key = 0; key < PUTS; key++) assert_int_equal(bench_get(&bench, key, LENGTH), KVT_OK);
+        bench_done(&bench);
+    }
+}
+
 static void a_commit_that_failed_moves_no_watermark_and_the_next_one_does(void **state)
 {
     (void)state;
@@ -281,6 +310,7 @@ int main(void)
         cmocka_unit_test(b26_a_disk_that_turns_slow_drops_puts_and_never_grows_a_queue),
         cmocka_unit_test(pins_cannot_fill_the_store),
         cmocka_unit_test(the_watermark_says_which_puts_a_power_cut_leaves),
+        cmocka_unit_test(a_commit_waits_for_the_puts_that_were_accepted_before_it),
         cmocka_unit_test(a_commit_that_failed_moves_no_watermark_and_the_next_one_does),
         cmocka_unit_test(those_who_wait_share_a_commit),
     };

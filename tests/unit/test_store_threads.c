@@ -108,6 +108,7 @@ static void threads_share_a_store_and_every_op_comes_back_once(void **state)
     struct bench bench;
     bench_init(&bench, NULL, false);
     bench.config.capacity_bytes = 1200 * KIB; /* about half of the keys fit: constant reclaim */
+    bench.config.queue_ms = 60000; /* however slow the machine is */
     bench_open(&bench);
     static struct worker workers[THREADS];
     pthread_t threads[THREADS];
@@ -117,7 +118,7 @@ static void threads_share_a_store_and_every_op_comes_back_once(void **state)
     }
     for (uint32_t i = 0; i < THREADS; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
-        assert_true(workers[i].done > TURNS / OPS);
+        assert_true(workers[i].done > OPS); /* how many in so many turns is the machine's affair */
     }
     assert_true(workers[0].exact > 0);
     const struct kvt_store_stats stats = bench_stats(&bench);

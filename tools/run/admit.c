@@ -268,7 +268,7 @@ static bool admit_parked(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_list_remove(&s->parked, c);
-            if (!kvt_schedule_refuse(s, c, c->known, "more than the device holds")) return false;
+            if (!kvt_schedule_refuse(s, c, c->known, "more than the device holds, it takes a larger --hbm")) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }
@@ -295,7 +295,7 @@ bool kvt_schedule_admit(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_schedule_queue_pop(s);
-            if (!kvt_schedule_refuse(s, c, tokens, "more than the device holds")) return false;
+            if (!kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm")) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }

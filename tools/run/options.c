@@ -30,9 +30,11 @@ static const struct argp_option option_table[] = {
     { 0, 0, 0, 0, "What is replayed:", 1 },
     { "trace", OPTION_TRACE, "FILE", 0, "a serving trace: Mooncake JSONL (also with session_id), or Azure CSV", 1 },
     { "workload", OPTION_WORKLOAD, "NAME", 0, "or a generated one: chat, agent, longdoc, batch", 1 },
-    { "requests", OPTION_REQUESTS, "N", 0, "at most so many requests", 1 },
+    { "requests", OPTION_REQUESTS, "N", 0, "at most so many requests (default: all of a trace; of a generated "
+      "workload 120 to 256, by its kind)", 1 },
     { "seed", OPTION_SEED, "N", 0, "of the generated workload and of the tokens (default 0)", 1 },
-    { "think-ms", OPTION_THINK, "N", 0, "pause between the turns of a session: the generator's mean, or of every turn of a trace", 1 },
+    { "think-ms", OPTION_THINK, "N", 0, "pause between the turns of a session: the generator's mean, or of every turn of a "
+      "trace (default: as the generator or the trace has it)", 1 },
     { "arrival", OPTION_ARRIVAL, "HOW", 0, "sequential: one after another; trace: at their times; asap: all at once (default)", 1 },
     { "speed", OPTION_SPEED, "X", 0, "with --arrival trace: times are divided by it (default 1)", 1 },
     { 0, 0, 0, 0, "On what:", 2 },
@@ -44,19 +46,23 @@ static const struct argp_option option_table[] = {
     { "host", OPTION_HOST, "SIZE", 0, "pinned host memory (default 256MiB)", 2 },
     { "nvme", OPTION_NVME, "DIR[,DIR...]:SIZE", 0, "directory of the store, or several on different devices, and the disk space that they may take together "
       "(default: no such tier)", 2 },
-    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits", 2 },
+    { "nvme-key-file", OPTION_NVME_KEY, "FILE", 0, "encrypt the store with the key in FILE: 32 bytes, or 64 hexadecimal digits. "
+      "A directory whose records are under another key, or none, is emptied", 2 },
     { "nvme-writes-per-day", OPTION_NVME_WRITES, "SIZE", 0, "endurance: written to the disk in 24 hours at most, but for what would be lost (default: no limit)", 2 },
     { "device", OPTION_DEVICE, "KIND", 0, "auto (default), cuda, emulated", 2 },
-    { "link-hbm", OPTION_LINK_HBM, "GB/s", 0, "pace of the emulated device's link", 2 },
-    { "link-nvme", OPTION_LINK_NVME, "GB/s", 0, "pace of the store's disk", 2 },
+    { "link-hbm", OPTION_LINK_HBM, "GB/s", 0, "pace of the emulated device's link; 1 GB is 10^9 bytes "
+      "(default: none)", 2 },
+    { "link-nvme", OPTION_LINK_NVME, "GB/s", 0, "pace of the store's disk (default: none)", 2 },
     { 0, 0, 0, 0, "How:", 3 },
-    { "policy", OPTION_POLICY, "NAME", 0, "eviction (default lru)", 3 },
-    { "prefetch", OPTION_PREFETCH, "HOW", 0, "lookahead (default), demand, off", 3 },
+    { "policy", OPTION_POLICY, "NAME", 0, "eviction: lru (default), or another of those that kvtier sim lists", 3 },
+    { "prefetch", OPTION_PREFETCH, "HOW", 0, "blocks are fetched ahead of need (lookahead, default), when a "
+      "sequence is resumed (demand), or when a step asks for it (off)", 3 },
     { "batch", OPTION_BATCH, "N", 0, "sequences in a step (default 16)", 3 },
     { "prefill-chunk", OPTION_PREFILL, "N", 0, "prompt tokens in a step (default 2048)", 3 },
     { "step-ms", OPTION_STEP, "N", 0, "a step takes at least so long (default 0)", 3 },
-    { "read", OPTION_READ, "HOW", 0, "what a step reads of every block it attends to: line (default) or full", 3 },
-    { "verify", OPTION_VERIFY, "HOW", 0, "check blocks that come back, and all at the end: full (default), sample, off", 3 },
+    { "read", OPTION_READ, "HOW", 0, "what a step reads of every block it attends to: line (default), or full, "
+      "which is many times slower", 3 },
+    { "verify", OPTION_VERIFY, "HOW", 0, "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { 0 } };
 

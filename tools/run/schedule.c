@@ -195,7 +195,7 @@ static enum reserved refuse_running(struct kvt_schedule *s, struct kvt_conversat
 {
     unplan(s, c);
     kvt_list_remove(&s->running, c);
-    return kvt_schedule_refuse(s, c, tokens, "more than the device holds") ? RESERVED_REPLAN : RESERVED_RUN_ENDS;
+    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm") ? RESERVED_REPLAN : RESERVED_RUN_ENDS;
 }
 
 /* Asks for the slots that the plan's sequences still lack. */

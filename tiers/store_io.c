@@ -170,7 +170,7 @@ enum kvt_status kvt_store_memory_init(struct kvt_store *store, uint64_t staging_
     uint8_t *const extents = headers + (uint64_t)store->in_place_put_count * KVT_STORE_BLOCK_BYTES;
     const uint64_t rest = staging_bytes - (uint64_t)(extents - store->memory);
     const uint64_t write_bytes = kvt_max_u64(rest / 2, 512 * KVT_KIB);
-    const uint64_t extent_bytes = kvt_min_u64(kvt_max_u64(write_bytes / 4, 256 * KVT_KIB), 2 * KVT_MIB);
+    const uint64_t extent_bytes = kvt_min_u64(kvt_max_u64(write_bytes / 4, 256 * KVT_KIB), KVT_MIB + 64 * KVT_KIB);
     store->extent_bytes = (uint32_t)(extent_bytes & ~(uint64_t)(KVT_STORE_BLOCK_BYTES - 1));
     store->extent_count = (uint32_t)kvt_min_u64(write_bytes / store->extent_bytes, KVT_STORE_EXTENTS_MAX);
     KVT_ASSERT(store->extent_count >= 2);

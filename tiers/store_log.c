@@ -445,6 +445,7 @@ static bool place_small(struct kvt_store *store, struct kvt_store_op *op, uint32
     memset(record + payload_at + op->length, 0, stored - payload_at - op->length);
     extent->fill += stored;
     extent->ops[extent->op_count++] = op;
+    if (extent->fill >= KVT_STORE_EXTENT_FULL) filling_submit(store);
     return true;
 }
 

@@ -41,10 +41,11 @@
 
 #define KVT_STORE_NONE UINT32_MAX
 #define KVT_STORE_EXTENTS_MAX 16
-#define KVT_STORE_EXTENT_OPS 256 /* puts that end or begin in one extent */
-#define KVT_STORE_MOVES_MAX 16   /* records copied forward in one extent */
-#define KVT_STORE_SCANS_MAX 32   /* reads in flight at open */
-#define KVT_STORE_GETS_MAX 64    /* being read at once */
+#define KVT_STORE_EXTENT_OPS 256      /* puts that end or begin in one extent */
+#define KVT_STORE_EXTENT_FULL 524288u /* is written at once: the next one is filled while the device is at work */
+#define KVT_STORE_MOVES_MAX 16        /* records copied forward in one extent */
+#define KVT_STORE_SCANS_MAX 32        /* reads in flight at open */
+#define KVT_STORE_GETS_MAX 64         /* being read at once */
 #define KVT_STORE_READ_UNIT 16384u
 #define KVT_STORE_COLLECT_MAX 32               /* completions taken at a time */
 #define KVT_STORE_IN_PLACE_PUTS_MAX 64         /* being written at once */

@@ -368,6 +368,35 @@ static void segments_that_cannot_hold_a_block_are_refused(void **state)
     close_tier(&f);
 }
 
+/* Items that one stash and one fetch of a block take on their streams. */
+static uint64_t items_of_a_round_trip(uint32_t layers)
+{
+    struct fixture f;
+    struct kvt_group_shape group = plain;
+    group.layers = layers;
+    open_tier(&f, cranked(), group, true, false);
+    struct kvt_gpu *gpu = kvt_device_tier_gpu(f.tier);
+    uint64_t before[2], after[2];
+    for (uint32_t s = 0; s < 2; s++) before[s] = kvt_mark_serial(gpu->ops->mark(gpu, s));
+    fill_slot(&f, 0, 1);
+    struct kvt_tier_op stash = stash_of(&f, 0, BLOCK_TOKENS, KVT_FORM_RAW);
+    run_op(&f, &stash);
+    struct kvt_tier_op fetch = fetch_of(&stash, 1);
+    run_op(&f, &fetch);
+    assert_true(slot_holds(&f, 1, 1, BLOCK_TOKENS));
+    for (uint32_t s = 0; s < 2; s++) after[s] = kvt_mark_serial(gpu->ops->mark(gpu, s));
+    close_tier(&f);
+    return after[0] - before[0] + after[1] - before[1];
+}
+
+/* One call a block, however many layers and planes an engine's memory cuts it into. */
+static void b38_a_block_of_many_pieces_takes_as_many_calls_as_one_of_few(void **state)
+{
+    (void)state;
+    assert_int_equal(items_of_a_round_trip(1), items_of_a_round_trip(3));
+    assert_true(items_of_a_round_trip(3) <= 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +410,7 @@ int main(void)
         cmocka_unit_test(a_device_that_stops_answering_gives_no_completion_until_it_does),
         cmocka_unit_test(each_op_comes_back_exactly_once_through_a_bounded_queue),
         cmocka_unit_test(the_link_is_charged_for_the_form_that_crosses_it),
+        cmocka_unit_test(b38_a_block_of_many_pieces_takes_as_many_calls_as_one_of_few),
         cmocka_unit_test(open_fails_cleanly_at_each_allocation),
         cmocka_unit_test(segments_that_cannot_hold_a_block_are_refused),
     };

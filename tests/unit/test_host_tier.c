@@ -3,8 +3,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -271,6 +273,48 @@ static void impossible_sizes_and_missing_memory_are_refused(void **state)
     kvt_host_tier_close(&host);
 }
 
+static uint32_t shared_memory_entries(void)
+{
+    DIR *directory = opendir("/dev/shm");
+    uint32_t count = 0;
+    if (!directory) return 0;
+    while (readdir(directory)) count++;
+    (void)closedir(directory);
+    return count;
+}
+
+/* A killed process leaves no pool behind: the memory has no name that could outlive it. */
+static void b13_a_killed_process_leaves_no_memory_and_the_next_start_works(void **state)
+{
+    (void)state;
+    const struct kvt_env env = kvt_env_default();
+    const struct kvt_host_tier_config config = { .capacity_bytes = 16 * CHUNK, .chunk_bytes = CHUNK };
+    const uint32_t before = shared_memory_entries();
+    for (uint32_t round = 0; round < 5; round++) {
+        int pipe_ends[2];
+        assert_int_equal(pipe(pipe_ends), 0);
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            struct kvt_host_tier *host;
+            const char answer = kvt_host_tier_open(&config, &env, &host) == KVT_OK ? 'y' : 'n';
+            if (write(pipe_ends[1], &answer, 1) != 1) _exit(1);
+            for (;;) (void)pause();
+        }
+        char answer;
+        assert_int_equal(read(pipe_ends[0], &answer, 1), 1);
+        assert_int_equal(answer, 'y');
+        assert_int_equal(kill(child, SIGKILL), 0);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        (void)close(pipe_ends[0]);
+        (void)close(pipe_ends[1]);
+        assert_int_equal(shared_memory_entries(), before);
+    }
+    struct kvt_host_tier *host;
+    assert_int_equal(kvt_host_tier_open(&config, &env, &host), KVT_OK);
+    kvt_host_tier_close(&host);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +324,7 @@ int main(void)
         cmocka_unit_test(pinning_that_is_refused_is_one_warning_and_pageable_memory),
         cmocka_unit_test(chunks_are_pinned_as_far_as_the_limit_goes),
         cmocka_unit_test(b59_the_memory_is_a_mapping_of_its_own_that_a_child_does_not_inherit),
+        cmocka_unit_test(b13_a_killed_process_leaves_no_memory_and_the_next_start_works),
         cmocka_unit_test(in_one_thread_all_chunks_are_ready_at_once),
         cmocka_unit_test(impossible_sizes_and_missing_memory_are_refused),
     };

@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -109,6 +111,36 @@ static void names_are_equal_only_in_both_halves(void **state)
     assert_false(kvt_key_is_zero((struct kvt_key){ .lo = 1 }));
 }
 
+/* Neither a constant that anybody can aim at once there is a secret, nor a start that differs from process to process. */
+static void b49_a_chain_starts_alike_in_every_process_and_a_secret_moves_it(void **state)
+{
+    (void)state;
+    struct kvt_key_root root, secret_root;
+    kvt_key_root(NULL, 0, &space, NULL, 0, &root);
+    kvt_key_root("secret", 6, &space, NULL, 0, &secret_root);
+    const struct kvt_key here = kvt_key_chain(&root, zero, tokens, 16);
+    assert_false(kvt_key_equal(here, kvt_key_chain(&secret_root, zero, tokens, 16)));
+
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct kvt_key_root again;
+        kvt_key_root(NULL, 0, &space, NULL, 0, &again);
+        const struct kvt_key there = kvt_key_chain(&again, zero, tokens, 16);
+        _exit(write(pipe_ends[1], &there, sizeof there) == sizeof there ? 0 : 1);
+    }
+    struct kvt_key there;
+    assert_int_equal(read(pipe_ends[0], &there, sizeof there), sizeof there);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    (void)close(pipe_ends[0]);
+    (void)close(pipe_ends[1]);
+    assert_true(kvt_key_equal(here, there));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -117,6 +149,7 @@ int main(void)
         cmocka_unit_test(every_part_of_a_root_changes_it),
         cmocka_unit_test(every_part_of_a_block_changes_its_key),
         cmocka_unit_test(names_are_equal_only_in_both_halves),
+        cmocka_unit_test(b49_a_chain_starts_alike_in_every_process_and_a_secret_moves_it),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * gpu: the seam between kvtier and a device. Two implementations: CUDA, and an emulated device in ordinary memory whose
+ * gpu: the seam between kvtier and a device. It is made for CUDA; built in today is an emulated device in ordinary memory whose
  * streams are asynchronous in the same way, so that every ordering can be tested on a machine without a GPU.
  *
  * A stream runs its work in order; two streams know nothing of each other. A mark is a point of a stream: recorded
@@ -37,7 +37,7 @@ static inline uint64_t kvt_mark_serial(kvt_mark mark) { return mark & (((uint64_
 struct kvt_gpu_job {
     /*
      * Emulated device: runs in the stream's thread when its turn comes; may sleep to model time.
-     * A CUDA device ignores run and launches what its kernel field asks for instead (filled by the CUDA issue).
+     * A CUDA device ignores run and launches what its kernel field asks for instead.
      */
     void (*run)(struct kvt_gpu_job *job);
     void (*done)(struct kvt_gpu_job *job); /* may be NULL; the stream's thread; must not call the gpu */
@@ -88,7 +88,7 @@ struct kvt_gpu {
 
 extern const struct kvt_gpu_ops kvt_gpu_emulated_ops;
 
-/* CUDA when its code is built in and a device and a driver are there, otherwise emulated. */
+/* The first device of the list in gpu.c that is present; today the emulated one is the only one. */
 const struct kvt_gpu_ops *kvt_gpu_default_ops(void);
 
 /*

@@ -177,7 +177,8 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
     struct kvt_options options;
     KVT_TRY(kvt_options_resolve(config, scratch, &options, ret_error, error_bytes));
     if (config->device == KVT_DEVICE_CUDA && !runtime->env.gpu && strcmp(kvt_gpu_default_ops()->name, "cuda") != 0) {
-        if (ret_error) (void)snprintf(ret_error, error_bytes, "device is cuda: no CUDA device or driver was found");
+        if (ret_error)
+            (void)snprintf(ret_error, error_bytes, "device is cuda: no CUDA device is built in, or none was found");
         return KVT_UNSUPPORTED;
     }
     struct kvt_gpu *gpu = NULL;

@@ -28,7 +28,7 @@ struct kvt_env {
     const struct kvt_block_io_ops *block_io;
     void *block_io_user;
 
-    /* NULL: CUDA when a device and a driver are there, otherwise the emulated device. */
+    /* NULL: the first device that is built in and present; today the emulated one. */
     const struct kvt_gpu_ops *gpu;
 
     /* True: no thread is started anywhere; polling a tier does its work in the caller's thread. */

@@ -19,12 +19,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* A promise that was broken: libFuzzer keeps the input. */
-#define FUZZ_HOLDS(condition)                                                         \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            (void)fprintf(stderr, "%s:%d: not " #condition "\n", __FILE__, __LINE__); \
-            abort();                                                                  \
-        }                                                                             \
+#define FUZZ_HOLDS(condition)                                                          \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            (void)fprintf(stderr, "%s:%d: not: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                   \
+        }                                                                              \
     } while (0)
 
 /* The bytes as a file for readers that take a path; valid until closed with close(*ret_fd). */
@@ -49,11 +49,7 @@ static inline char *fuzz_text(const uint8_t *data, size_t size)
     return text;
 }
 
-/* A refusal is one line of text. */
-static inline void fuzz_check_error(const char *error)
-{
-    FUZZ_HOLDS(error[0] != '\0');
-    FUZZ_HOLDS(strchr(error, '\n') == NULL);
-}
+/* A refusal says why. (That it is one line is the printing's part: cli.h.) */
+static inline void fuzz_check_error(const char *error) { FUZZ_HOLDS(error[0] != '\0'); }
 
 #endif

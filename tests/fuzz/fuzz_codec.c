@@ -68,14 +68,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(input, data, size);
         struct kvt_chunk_view target[LAYERS];
         view(target, back, kvt_group_row_bytes(group));
-        (void)kvt_codec_unpack(codec, 0, input, (uint32_t)size, tokens, target, scratch);
+        const enum kvt_status status = kvt_codec_unpack(codec, 0, input, (uint32_t)size, tokens, target, scratch);
+        FUZZ_HOLDS(status == KVT_OK || status == KVT_CORRUPT);
         free(input);
     } else {
-        if (way % 3 == 2) (void)kvt_codec_tables_import(codec, data, size);
+        if (way % 3 == 2) {
+            const enum kvt_status status = kvt_codec_tables_import(codec, data, size);
+            FUZZ_HOLDS(status == KVT_OK || status == KVT_CORRUPT);
+        }
         for (size_t i = 0; i < sizeof block; i++) block[i] = size ? data[i % size] : 0;
         round_trip(codec, group, tokens, scratch);
     }
     free(scratch);
-    kvt_codec_destroy(codec);
+    kvt_codec_destroy(&codec);
     return 0;
 }

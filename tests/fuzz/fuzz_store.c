@@ -3,11 +3,10 @@
  * says whether the store is encrypted, and whether checksums are made to hold again. It opens or refuses in one line;
  * a get is exact or a miss; it takes and gives back what is stored then.
  */
-#include <cmocka.h>
+#include "tests/unit/store_bench.h"
 
 #include "runtime/base/crc32c.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/unit/store_bench.h"
 #include "tiers/store_format.h"
 
 enum { KIB = 1024, KEYS = 12, FILES = 9, CHANGES_MAX = 32, LENGTH_MAX = 9 * KIB };
@@ -108,7 +107,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 1) return 0;
     struct bench bench;
     bench_init_faulty(&bench, 1);
-    bench.config.capacity_bytes = 256 * KIB;
+    bench.config.capacity_bytes = 700 * KIB;
     if (data[0] & 1) bench.config.key = secret;
     build(&bench);
     const uint8_t how = data[0];

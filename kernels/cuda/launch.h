@@ -19,6 +19,7 @@
 
 #include "kernels/block_pack.h"
 #include "kernels/pages_body.h"
+#include "kernels/quantise.h"
 #include "kvtier/status.h"
 
 #ifdef __cplusplus
@@ -43,6 +44,15 @@ KVT_NODISCARD enum kvt_status kvt_cuda_block_pack(const struct kvt_block_pack *b
                                                   uint32_t layers_max, uint32_t ctas, void *stream);
 KVT_NODISCARD enum kvt_status kvt_cuda_block_unpack(const struct kvt_block_unpack *blocks, uint32_t count,
                                                     uint32_t layers_max, uint32_t ctas, void *stream);
+
+/*
+ * count pages, none of more than rows_max rows: page to codes and scales, or back (kernels/quantise.h). A CTA does 8 rows
+ * at a time.
+ */
+KVT_NODISCARD enum kvt_status kvt_cuda_quantise(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max,
+                                                uint32_t ctas, void *stream);
+KVT_NODISCARD enum kvt_status kvt_cuda_dequantise(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max,
+                                                  uint32_t ctas, void *stream);
 
 #ifdef __cplusplus
 }

@@ -20,10 +20,7 @@
 #include "tests/kernels/launches.h"
 
 static const struct kern_kernel *const registry[] = {
-    &kern_block_pack,
-    &kern_block_unpack,
-    &kern_pages,
-    &kern_rank_planes,
+    &kern_block_pack, &kern_block_unpack, &kern_pages, &kern_quantise, &kern_rank_planes,
 };
 
 enum { EXIT_DIFFERS = 1, EXIT_USAGE = 2, EXIT_NOTHING = 77, CANARY = 0xa5, CANARY_BYTES = 256, BENCH_ROUNDS = 7 };

@@ -61,6 +61,6 @@ bool kern_buffer_is_intact(const struct kern_buffer *buffer);
 void kern_buffer_done(struct kern_buffer *buffer);
 void kern_fill_random(uint8_t *target, size_t size, struct kvt_rng *rng);
 
-extern const struct kern_kernel kern_block_pack, kern_block_unpack, kern_pages, kern_rank_planes;
+extern const struct kern_kernel kern_block_pack, kern_block_unpack, kern_pages, kern_quantise, kern_rank_planes;
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "kernels/block_pack.h"
 #include "kernels/pages_body.h"
+#include "kernels/quantise.h"
 #include "kvtier/status.h"
 
 struct kern_launches {
@@ -28,6 +29,10 @@ struct kern_launches {
                                   uint32_t ctas, void *stream);
     enum kvt_status (*block_unpack)(const struct kvt_block_unpack *blocks, uint32_t count, uint32_t layers_max,
                                     uint32_t ctas, void *stream);
+    enum kvt_status (*quantise)(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max, uint32_t ctas,
+                                void *stream);
+    enum kvt_status (*dequantise)(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max, uint32_t ctas,
+                                  void *stream);
     enum kvt_status (*pages_move)(const struct kvt_pages_run *runs, uint32_t count, uint64_t bytes_max, uint32_t ctas,
                                   void *stream);
 };

@@ -47,5 +47,7 @@ const struct kern_launches kern_launches_cuda = {
     .reseed = reseed,
     .block_pack = kvt_cuda_block_pack,
     .block_unpack = kvt_cuda_block_unpack,
+    .dequantise = kvt_cuda_dequantise,
     .pages_move = kvt_cuda_pages_move,
+    .quantise = kvt_cuda_quantise,
 };

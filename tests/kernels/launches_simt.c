@@ -8,7 +8,9 @@
 /* The names that simt.h gives to the launch functions, with the prototypes of kernels/cuda/launch.h. */
 #define kvt_cuda_block_pack kvt_simt_block_pack
 #define kvt_cuda_block_unpack kvt_simt_block_unpack
+#define kvt_cuda_dequantise kvt_simt_dequantise
 #define kvt_cuda_pages_move kvt_simt_pages_move
+#define kvt_cuda_quantise kvt_simt_quantise
 #include "kernels/cuda/launch.h"
 
 static bool is_here(void) { return true; }
@@ -28,5 +30,7 @@ const struct kern_launches kern_launches_simt = {
     .reseed = kvt_simt_seed,
     .block_pack = kvt_simt_block_pack,
     .block_unpack = kvt_simt_block_unpack,
+    .dequantise = kvt_simt_dequantise,
     .pages_move = kvt_simt_pages_move,
+    .quantise = kvt_simt_quantise,
 };

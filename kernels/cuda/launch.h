@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "kernels/attention_body.h"
 #include "kernels/pages_body.h"
 #include "kvtier/status.h"
 
@@ -30,6 +31,16 @@ enum { KVT_CUDA_CTAS_FEW = 16 };
 /* Moves count runs (kvt_pages_gather_runs and its like), none of more than bytes_max bytes. count 0: nothing is done. */
 KVT_NODISCARD enum kvt_status kvt_cuda_pages_move(const struct kvt_pages_run *runs, uint32_t count, uint64_t bytes_max,
                                                   uint32_t ctas, void *stream);
+
+/*
+ * Attention (kernels/attention.h) by splits CTAs a head, at least 1: each takes a share of the list, and a second kernel
+ * merges what they found. scratch: kvt_cuda_attention_scratch_floats() of them in device memory, until the kernels are
+ * over. head_dim is at most KVT_CUDA_HEAD_DIM_MAX: UNSUPPORTED otherwise.
+ */
+enum { KVT_CUDA_HEAD_DIM_MAX = 576 };
+uint64_t kvt_cuda_attention_scratch_floats(const struct kvt_attention *args, uint32_t splits);
+KVT_NODISCARD enum kvt_status kvt_cuda_attention(const struct kvt_attention *args, uint32_t splits, float *scratch,
+                                                 void *stream);
 
 #ifdef __cplusplus
 }

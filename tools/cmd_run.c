@@ -17,6 +17,7 @@
 #include "tools/commands.h"
 #include "tools/run/content.h"
 #include "tools/run/engine.h"
+#include "tools/run/metrics_file.h"
 #include "tools/run/options.h"
 #include "tools/run/report.h"
 #include "tools/run/schedule.h"
@@ -223,6 +224,20 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     return exit_status;
 }
 
+/* The run, and its metrics in a file while it goes on, when that was asked for. */
+static int run_watched(const struct kvt_run_options *options, const struct kvt_workload *workload,
+                       struct kvt_runtime *runtime)
+{
+    struct kvt_metrics_file *file = NULL;
+    const int error = options->metrics_path ? kvt_metrics_file_start(runtime, options->metrics_path, &file) : 0;
+    if (error != 0)
+        return kvt_usage_error(COMMAND, "--metrics is '%s': it cannot be written: %s", options->metrics_path,
+                               strerror(error));
+    const int exit_status = run_on(options, workload, runtime);
+    kvt_metrics_file_stop(&file);
+    return exit_status;
+}
+
 int kvt_cmd_run(int argc, char **argv)
 {
     struct kvt_run_options options;
@@ -248,7 +263,7 @@ int kvt_cmd_run(int argc, char **argv)
     status = kvt_open(&config, &runtime, error, sizeof error);
     int exit_status;
     if (status == KVT_OK) {
-        exit_status = run_on(&options, workload, runtime);
+        exit_status = run_watched(&options, workload, runtime);
         if (exit_status == EXIT_INTERRUPTED) limit_close();
         kvt_close(&runtime);
     } else {

@@ -45,6 +45,7 @@ enum option_key {
     OPTION_PREFILL,
     OPTION_THINK,
     OPTION_SEED,
+    OPTION_METRICS,
     OPTION_JSON
 };
 
@@ -104,6 +105,8 @@ static const struct argp_option option_table[] = {
       3 },
     { "verify", OPTION_VERIFY, "HOW", 0,
       "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
+    { "metrics", OPTION_METRICS, "FILE", 0,
+      "write the metrics to FILE once a second, as OpenMetrics text: kvtier top FILE shows them", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { 0 }
 };
@@ -275,6 +278,7 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
         error = read_count(state, "--prefill-chunk", value, 1, UINT32_MAX, &options->prefill_chunk);
         break;
     case OPTION_STEP: error = read_ms(state, "--step-ms", value, &options->step_ns); break;
+    case OPTION_METRICS: asked->options->metrics_path = value; return 0;
     case OPTION_JSON: options->is_json = true; break;
     default: return ARGP_ERR_UNKNOWN;
     }

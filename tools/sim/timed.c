@@ -73,7 +73,7 @@ static const char *read_gpu(const char *value, struct asked *asked)
         if (strcmp(gpus[i].name, value) != 0) continue;
         asked->roofline.flops_per_s = gpus[i].flops_per_s;
         asked->roofline.bytes_per_s = gpus[i].bytes_per_s;
-        asked->links.hbm_bytes_per_s = (uint64_t)gpus[i].link_bytes_per_s;
+        asked->links.to_host_bytes_per_s = asked->links.to_device_bytes_per_s = (uint64_t)gpus[i].link_bytes_per_s;
         return NULL;
     }
     double flops = 0, bytes = 0, link = 0;
@@ -83,7 +83,7 @@ static const char *read_gpu(const char *value, struct asked *asked)
     if (!(flops >= 1 && flops <= 1e21) || !(bytes >= 1 && bytes <= 1e18) || !(link >= 1 && link <= 1e18)) return rule;
     asked->roofline.flops_per_s = flops;
     asked->roofline.bytes_per_s = bytes;
-    asked->links.hbm_bytes_per_s = (uint64_t)link;
+    asked->links.to_host_bytes_per_s = asked->links.to_device_bytes_per_s = (uint64_t)link;
     return NULL;
 }
 
@@ -185,10 +185,12 @@ static uint64_t stall_bound_ns(const struct outcome *outcome, const struct kvt_m
 {
     uint64_t stalled_ns = 0;
     for (uint32_t i = 0; i < KVT_STALL_COUNT; i++) stalled_ns += outcome->run.stall_ns[i];
-    const uint64_t device_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_DEVICE].bytes_in,
-                                                 links->hbm_bytes_per_s);
-    const uint64_t nvme_ns = kvt_model_link_ns(outcome->stats.tiers[KVT_TIER_NVME].bytes_out,
-                                               links->nvme_read_bytes_per_s);
+    const uint64_t device_bytes = outcome->stats.tiers[KVT_TIER_DEVICE].bytes_in;
+    const uint64_t nvme_bytes = outcome->stats.tiers[KVT_TIER_NVME].bytes_out;
+    const uint64_t device_ns = kvt_max_u64(kvt_model_link_ns(device_bytes, links->to_device_bytes_per_s),
+                                           kvt_model_link_ns(device_bytes, links->hbm_pace_bytes_per_s));
+    const uint64_t nvme_ns = kvt_max_u64(kvt_model_link_ns(nvme_bytes, links->nvme_read_bytes_per_s),
+                                         kvt_model_link_ns(nvme_bytes, links->nvme_pace_bytes_per_s));
     const uint64_t free_ns = outcome->elapsed_ns - kvt_min_u64(outcome->elapsed_ns, stalled_ns);
     const uint64_t need_ns = kvt_max_u64(device_ns, nvme_ns);
     return need_ns > free_ns ? need_ns - free_ns : 0;
@@ -422,14 +424,19 @@ static int run_all(const struct kvt_run_options *options, const struct asked *as
 
 int kvt_sim_timed(int argc, char **argv)
 {
-    struct asked asked = { .links = { .hbm_latency_ns = 10000, .nvme_latency_ns = 80000, .pack_ratio = 1 } };
+    struct asked asked = { .links = { .to_host_latency_ns = 10000,
+                                      .to_device_latency_ns = 10000,
+                                      .nvme_read_latency_ns = 80000,
+                                      .nvme_write_latency_ns = 80000,
+                                      .nvme_alignment = 512,
+                                      .pack_ratio = 1 } };
     struct kvt_run_options options;
     char error[512] = "";
     int exit_status = take_own(&argc, argv, &asked);
     if (exit_status == KVT_EXIT_OK) exit_status = kvt_run_options_parse(argc, argv, &options);
     if (exit_status != KVT_EXIT_OK) return exit_status;
-    if (options.link_hbm_bytes_per_s > 0) asked.links.hbm_bytes_per_s = options.link_hbm_bytes_per_s;
-    asked.links.nvme_read_bytes_per_s = asked.links.nvme_write_bytes_per_s = options.link_nvme_bytes_per_s;
+    asked.links.hbm_pace_bytes_per_s = options.link_hbm_bytes_per_s;
+    asked.links.nvme_pace_bytes_per_s = options.link_nvme_bytes_per_s;
     asked.roofline.step_ns = options.step_ns;
     if (asked.policy_count == 0)
         asked.policies[asked.policy_count++] = options.policy ? kvt_policy_find(options.policy) : kvt_policy_at(0);

@@ -314,8 +314,7 @@ static enum kvt_status end_call(struct kvt_runtime *runtime, enum kvt_status sta
     return status;
 }
 
-/* NULL is the default stream; it has a number like any other. */
-static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
+enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
 {
     struct kvt_gpu *gpu = runtime->core.gpu;
     return gpu->ops->stream(gpu, stream ? stream : kvt_emulated_stream(runtime, 0), ret_number);
@@ -346,7 +345,7 @@ enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const u
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_sequence_commit(&runtime->core, sequence, tokens, n, flags, number, NULL);
     return end_call(runtime, status);
 }
@@ -415,7 +414,8 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     const uint64_t count = is_state ? (table->live != KVT_NO_BLOCK) : table->count - first;
     for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
         const uint32_t block = is_state ? table->live : table->blocks[first + i];
-        ret_slots[i] = block == KVT_NO_BLOCK ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+        const bool is_pinned = block != KVT_NO_BLOCK && (is_state || first + i >= table->claimed_from);
+        ret_slots[i] = !is_pinned ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
     }
     *ret_first = first;
     *ret_count = count;
@@ -465,7 +465,7 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
     return end_call(runtime, status);
 }
@@ -572,7 +572,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
     uint32_t number;
-    KVT_TRY(stream_number(runtime, stream, &number));
+    KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
     struct launch *launch = kvt_alloc(1, sizeof *launch);
     if (!launch) return KVT_NOMEM;
     *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch },
@@ -585,8 +585,8 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK)
-        return;
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime)) return;
+    if (kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK) return;
     struct kvt_gpu *gpu = runtime->core.gpu;
     gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
 }

@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "kernels/attention_body.h"
 #include "kernels/block_pack.h"
 #include "kernels/pages_body.h"
 #include "kernels/quantise.h"
@@ -53,6 +54,16 @@ KVT_NODISCARD enum kvt_status kvt_cuda_quantise(const struct kvt_quant_page *pag
                                                 uint32_t ctas, void *stream);
 KVT_NODISCARD enum kvt_status kvt_cuda_dequantise(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max,
                                                   uint32_t ctas, void *stream);
+
+/*
+ * Attention (kernels/attention.h) by splits CTAs a head, at least 1: each takes a share of the list, and a second kernel
+ * merges what they found. scratch: kvt_cuda_attention_scratch_floats() of them in device memory, until the kernels are
+ * over. head_dim is at most KVT_CUDA_HEAD_DIM_MAX: UNSUPPORTED otherwise.
+ */
+enum { KVT_CUDA_HEAD_DIM_MAX = 576 };
+uint64_t kvt_cuda_attention_scratch_floats(const struct kvt_attention *args, uint32_t splits);
+KVT_NODISCARD enum kvt_status kvt_cuda_attention(const struct kvt_attention *args, uint32_t splits, float *scratch,
+                                                 void *stream);
 
 #ifdef __cplusplus
 }

@@ -18,7 +18,8 @@ enum kvt_plant {
     KVT_PLANT_DROPPED_UNPIN,      /* a block that gave its place to an equal one stays claimed after its step */
     KVT_PLANT_FAILED_COPY,        /* a fetch that failed is taken for one that did not */
     KVT_PLANT_SLOT_TWICE,         /* the slot of a fetch that failed is given back twice */
-    KVT_PLANT_MARK_GOES_BACK      /* a slot's mark is overwritten with an older one */
+    KVT_PLANT_MARK_GOES_BACK,     /* a slot's mark is overwritten with an older one */
+    KVT_PLANT_WINDOW_BEFORE_READ  /* a place of a window is filled again while a kernel still reads it */
 };
 
 #ifndef KVT_PLANT

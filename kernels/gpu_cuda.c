@@ -8,6 +8,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 
 #define CLOSE_LIMIT_NS_DEFAULT (UINT64_C(10) * 1000000000u)
 
@@ -179,7 +180,8 @@ static bool mark_is_reached(struct kvt_cuda *c, kvt_mark mark)
 /* True when the work behind it on the handle is ordered after the mark. */
 static bool order_after(struct kvt_cuda *c, cudaStream_t handle, kvt_mark mark)
 {
-    struct kvt_cuda_stream *other = stream_of(c, kvt_mark_stream(mark));
+    /* A serial alone names nothing: each stream has its own (B08). */
+    struct kvt_cuda_stream *other = stream_of(c, KVT_PLANTED(MARK_MISFILED) ? 0 : kvt_mark_stream(mark));
     if (kvt_mark_serial(mark) <= other->finished) return true;
     struct kvt_cuda_item *item = item_of(other, kvt_mark_serial(mark));
     return item->is_recorded && kvt_cuda_ok(c, cudaStreamWaitEvent(handle, item->event, 0));
@@ -196,6 +198,14 @@ static bool is_loaded(const struct kvt_cuda *c, const struct kvt_cuda_stream *s)
 
 /* ---- Issuing --------------------------------------------------------------------------------- */
 
+/* True when the host's side of the job's move, if it has one, is pinned. */
+static bool is_host_pinned(const struct kvt_cuda_stream *s, const struct kvt_gpu_job *job)
+{
+    if (job->is_staged) return s->is_staging_pinned;
+    const bool has_host = job->move.kind == KVT_GPU_MOVE_GATHER || job->move.kind == KVT_GPU_MOVE_SCATTER;
+    return !has_host || kvt_cuda_is_pinned(s->cuda, job->move.host);
+}
+
 /* True when the next item can be issued now; some want the stream's thread. */
 static bool is_ready(const struct kvt_cuda_stream *s, const struct kvt_cuda_item *item, bool is_thread)
 {
@@ -204,12 +214,9 @@ static bool is_ready(const struct kvt_cuda_stream *s, const struct kvt_cuda_item
     if (item->kind == KVT_CUDA_ITEM_WAIT) return mark_is_issued(c, item->mark);
     if (item->kind == KVT_CUDA_ITEM_MARK) return true;
     const struct kvt_gpu_job *job = item->job;
-    if (s->jobs_issued - s->jobs_finished == KVT_CUDA_TABLES) return false;
+    if (s->jobs_issued - s->jobs_finished == KVT_CUDA_TABLES && !KVT_PLANTED(TABLE_TWICE)) return false;
     if (job->is_staged && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
-    /* A copy from or to memory that is not pinned blocks its caller. */
-    const bool is_pinned = job->is_staged ? s->is_staging_pinned
-                                          : !job->move.host || kvt_cuda_is_pinned(c, job->move.host);
-    return is_thread || (!job->before && is_pinned);
+    return is_thread || (!job->before && is_host_pinned(s, job));
 }
 
 static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
@@ -232,8 +239,16 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
     }
     item->issued_ns = now_ns(c);
     if (job->move.kind == KVT_GPU_MOVE_NONE || item->is_failed || is_lost(c)) return;
-    void *host = job->is_staged ? job->staging : job->move.host;
-    item->is_failed = !kvt_cuda_issue_move(c, s, handle_of(s), table, &job->move, host, is_loaded(c, s));
+    struct kvt_cuda_way way = { .handle = handle_of(s), .host = job->is_staged ? job->staging : job->move.host };
+    way.is_pinned = is_host_pinned(s, job);
+    way.is_loaded = is_loaded(c, s);
+    /* A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block everybody. */
+    s->is_issuing = !way.is_pinned;
+    if (!way.is_pinned) (void)pthread_mutex_unlock(&c->lock);
+    const bool is_good = kvt_cuda_issue_move(c, s, table, &job->move, &way);
+    if (!way.is_pinned) (void)pthread_mutex_lock(&c->lock);
+    s->is_issuing = false;
+    item->is_failed = !is_good;
 }
 
 /* Issues what is ready, in order. True: there was some. */
@@ -280,6 +295,8 @@ static bool finish_job(struct kvt_cuda_stream *s)
     return true;
 }
 
+static void free_device(struct kvt_cuda *c);
+
 static void *stream_main(void *user)
 {
     struct kvt_cuda_stream *s = user;
@@ -307,13 +324,17 @@ static void *stream_main(void *user)
         nap_ns = kvt_min_u64(2 * nap_ns, NAP_NS_MAX);
         (void)pthread_mutex_lock(&c->lock);
     }
+    const bool is_last = --c->threads_running == 0 && c->is_abandoned;
     (void)pthread_mutex_unlock(&c->lock);
+    if (is_last) free_device(c);
     return NULL;
 }
 
 static bool start_thread(struct kvt_cuda_stream *s)
 {
-    if (!s->has_thread) s->has_thread = pthread_create(&s->thread, NULL, stream_main, s) == 0;
+    if (s->has_thread) return true;
+    s->has_thread = pthread_create(&s->thread, NULL, stream_main, s) == 0;
+    if (s->has_thread) s->cuda->threads_running++;
     return s->has_thread;
 }
 
@@ -352,8 +373,9 @@ static kvt_mark cuda_mark(struct kvt_gpu *gpu, uint32_t stream)
             /* No place: the last mark moves here. Who has it waits longer, and nobody too short. */
             record(s, item_of(s, s->submitted), handle_of(s));
         }
-        struct kvt_cuda_item *last = item_of(s, s->submitted);
-        if (!last->is_recorded && !is_lost(c)) (void)kvt_cuda_ok(c, cudaStreamSynchronize(handle_of(s)));
+        const struct kvt_cuda_item *last = item_of(s, s->submitted);
+        if (s->issued == s->submitted && !last->is_recorded && !is_lost(c))
+            (void)kvt_cuda_ok(c, cudaStreamSynchronize(handle_of(s)));
     }
     const kvt_mark mark = s->submitted > 0 ? kvt_mark_make(stream, s->submitted) : 0;
     leave(c, current);
@@ -664,10 +686,7 @@ static enum kvt_status cuda_open(const struct kvt_gpu_config *config, const stru
     (void)pthread_cond_init(&c->progress, NULL);
     const enum kvt_status status = open_device(c);
     if (status != KVT_OK) {
-        if (c->probe) (void)cudaEventDestroy(c->probe);
-        (void)pthread_cond_destroy(&c->progress);
-        (void)pthread_mutex_destroy(&c->lock);
-        kvt_free(c);
+        free_device(c);
         return status;
     }
     kvt_cuda_calibrate(c);
@@ -678,30 +697,45 @@ static enum kvt_status cuda_open(const struct kvt_gpu_config *config, const stru
     return KVT_OK;
 }
 
+/* Nothing runs any more. */
+static void free_device(struct kvt_cuda *c)
+{
+    for (uint32_t i = 0; i < c->stream_count; i++) free_stream(&c->streams[i]);
+    for (uint32_t i = 0; i < KVT_GPU_ENGINE_STREAMS; i++)
+        if (c->engine_streams[i]) (void)cudaStreamDestroy(c->engine_streams[i]);
+    if (c->probe) (void)cudaEventDestroy(c->probe);
+    (void)cudaGetLastError();
+    (void)pthread_cond_destroy(&c->progress);
+    (void)pthread_mutex_destroy(&c->lock);
+    kvt_free(c);
+}
+
+/*
+ * A device that hangs cannot be waited for, and may still write to what it was given. Then the threads go on looking, and the
+ * last of them cleans up when there has been an answer.
+ */
 static void cuda_close(struct kvt_gpu *gpu)
 {
     struct kvt_cuda *c = cuda_of(gpu);
     const struct current current = enter(c);
     const bool is_drained = drain(c);
-    if (is_drained) c->is_closing = true;
-    for (uint32_t i = 0; i < c->stream_count; i++) (void)pthread_cond_signal(&c->streams[i].wake);
-    leave(c, current);
-    if (!is_drained) {
-        /* Its threads go on looking; what the device may still write to stays. */
-        kvt_log(&c->env, KVT_LOG_ERROR, "the CUDA device does not answer: its streams stay open");
-        return;
-    }
+    c->is_closing = true;
+    c->is_abandoned = !is_drained;
+    pthread_t threads[KVT_GPU_STREAMS_MAX];
+    uint32_t thread_count = 0;
     for (uint32_t i = 0; i < c->stream_count; i++) {
-        if (c->streams[i].has_thread) (void)pthread_join(c->streams[i].thread, NULL);
-        free_stream(&c->streams[i]);
+        if (c->streams[i].has_thread) threads[thread_count++] = c->streams[i].thread;
+        (void)pthread_cond_signal(&c->streams[i].wake);
     }
-    for (uint32_t i = 0; i < KVT_GPU_ENGINE_STREAMS; i++)
-        if (c->engine_streams[i]) (void)cudaStreamDestroy(c->engine_streams[i]);
-    (void)cudaEventDestroy(c->probe);
-    (void)cudaGetLastError();
-    (void)pthread_cond_destroy(&c->progress);
-    (void)pthread_mutex_destroy(&c->lock);
-    kvt_free(c);
+    if (!is_drained) {
+        kvt_log(&c->env, KVT_LOG_ERROR, "the CUDA device does not answer: its streams stay open");
+        c->env = kvt_env_default(); /* the caller's may end before the threads do */
+    }
+    leave(c, current);
+    /* An abandoned device may be gone from here on. */
+    for (uint32_t i = 0; i < thread_count; i++)
+        (void)(is_drained ? pthread_join(threads[i], NULL) : pthread_detach(threads[i]));
+    if (is_drained) free_device(c);
 }
 
 static bool cuda_is_lost(struct kvt_gpu *gpu) { return is_lost(cuda_of(gpu)); }

@@ -99,8 +99,8 @@ struct kvt_cuda {
     struct kvt_gpu_config config;
     struct kvt_env env;
     int device;
-    bool has_batch;  /* cudaMemcpyBatchAsync; cleared when the driver does not know it */
-    bool is_unified; /* kernels use the host's addresses of pinned memory */
+    _Atomic bool has_batch; /* cudaMemcpyBatchAsync; cleared when the driver does not know it */
+    bool is_unified;        /* kernels use the host's addresses of pinned memory */
     struct kvt_cuda_choice choice;
     cudaEvent_t probe; /* never recorded: asked whether the device still answers */
     _Atomic bool is_lost;
@@ -108,6 +108,8 @@ struct kvt_cuda {
     pthread_mutex_t lock;
     pthread_cond_t progress; /* an item was issued or finished */
     bool is_closing;
+    bool is_abandoned; /* close did not wait: the last thread cleans up */
+    uint32_t threads_running;
     uint32_t stream_count;
     struct kvt_cuda_stream streams[KVT_GPU_STREAMS_MAX];
     cudaStream_t engine_streams[KVT_GPU_ENGINE_STREAMS];
@@ -129,12 +131,16 @@ bool kvt_cuda_is_pinned(const struct kvt_cuda *cuda, const void *memory);
 KVT_NODISCARD enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream);
 void kvt_cuda_tables_done(struct kvt_cuda_stream *stream);
 
-/*
- * Puts the move on the handle, with the lock held. host: the contiguous side. is_loaded: the other direction is at work.
- * False: something of it was refused; the rest may be on its way.
- */
-bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, cudaStream_t handle,
-                         struct kvt_cuda_table *table, const struct kvt_gpu_move *move, void *host, bool is_loaded);
+struct kvt_cuda_way {
+    cudaStream_t handle;
+    void *host;     /* the contiguous side */
+    bool is_pinned; /* it is; otherwise the call may block until the copy is over */
+    bool is_loaded; /* the other direction is at work */
+};
+
+/* Puts the move on the handle. False: something of it was refused; the rest may be on its way. */
+bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
+                         const struct kvt_gpu_move *move, const struct kvt_cuda_way *way);
 
 /* Times kernels and DMA against each other on two streams of its own. What fails leaves DMA for everything. */
 void kvt_cuda_calibrate(struct kvt_cuda *cuda);

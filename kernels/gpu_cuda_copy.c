@@ -12,6 +12,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 
 #define CALIBRATION_BYTES (4 * KVT_MIB)
 #define FRAGMENT_BYTES_MIN (4 * KVT_KIB)
@@ -122,7 +123,7 @@ static cudaError_t call_batch(const struct kvt_cuda_table *table, uint32_t count
     struct cudaMemcpyAttributes attributes;
     size_t first = 0;
     memset(&attributes, 0, sizeof attributes);
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.srcAccessOrder = KVT_PLANTED(ANY_ORDER) ? cudaMemcpySrcAccessOrderAny : cudaMemcpySrcAccessOrderStream;
 #if CUDART_VERSION >= 13000
     return cudaMemcpyBatchAsync(table->targets, (const void *const *)(void *)table->sources, table->sizes, count,
                                 &attributes, &first, 1, handle);
@@ -164,52 +165,46 @@ static bool run_kernel(struct kvt_cuda *c, const struct kvt_cuda_table *table, u
     return kvt_cuda_ok(c, cudaErrorLaunchFailure);
 }
 
-enum way { WAY_KERNEL, WAY_BATCH, WAY_EACH };
+enum method { METHOD_KERNEL, METHOD_BATCH, METHOD_EACH };
 
 static bool go(struct kvt_cuda *c, const struct kvt_cuda_table *table, uint32_t count, uint64_t bytes_max,
-               cudaStream_t handle, enum way way)
+               cudaStream_t handle, enum method method)
 {
-    switch (way) {
-    case WAY_KERNEL: return run_kernel(c, table, count, bytes_max, handle);
-    case WAY_BATCH: return copy_batch(c, table, count, handle);
-    case WAY_EACH: break;
+    switch (method) {
+    case METHOD_KERNEL: return run_kernel(c, table, count, bytes_max, handle);
+    case METHOD_BATCH: return copy_batch(c, table, count, handle);
+    case METHOD_EACH: break;
     }
     return copy_each(c, table, count, handle);
 }
 
-static bool can_kernel_reach(const struct kvt_cuda *c, const struct kvt_cuda_stream *s, const uint8_t *host)
-{
-    if (host >= s->staging && host < s->staging + s->staging_bytes) return s->is_staging_pinned;
-    return kvt_cuda_is_pinned(c, host);
-}
-
-bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, cudaStream_t handle,
-                         struct kvt_cuda_table *table, const struct kvt_gpu_move *move, void *host, bool is_loaded)
+bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
+                         const struct kvt_gpu_move *move, const struct kvt_cuda_way *way)
 {
     const struct kvt_pages *pages = &move->pages;
     KVT_ASSERT(pages->count <= cuda->config.segments_max);
     bool is_kernel_possible = stream->has_kernel_tables;
     uint64_t kernel_below = UINT64_MAX; /* within the device a kernel is never the slower one */
     switch (move->kind) {
-    case KVT_GPU_MOVE_GATHER: kvt_pages_gather_runs(pages, host, table->runs); break;
-    case KVT_GPU_MOVE_SCATTER: kvt_pages_scatter_runs(pages, host, table->runs); break;
+    case KVT_GPU_MOVE_GATHER: kvt_pages_gather_runs(pages, way->host, table->runs); break;
+    case KVT_GPU_MOVE_SCATTER: kvt_pages_scatter_runs(pages, way->host, table->runs); break;
     case KVT_GPU_MOVE_COPY: kvt_pages_copy_runs(&move->source, pages, table->runs); break;
     case KVT_GPU_MOVE_NONE: return true;
     }
     if (move->kind != KVT_GPU_MOVE_COPY) {
         const uint32_t direction = move->kind == KVT_GPU_MOVE_GATHER ? KVT_CUDA_TO_HOST : KVT_CUDA_TO_DEVICE;
-        if (!cuda->is_unified || !can_kernel_reach(cuda, stream, host)) is_kernel_possible = false;
-        kernel_below = cuda->choice.kernel_below[direction][is_loaded];
+        if (!cuda->is_unified || !way->is_pinned) is_kernel_possible = false;
+        kernel_below = cuda->choice.kernel_below[direction][way->is_loaded];
     }
     const uint32_t count = join_runs(table->runs, pages->count);
     if (count == 0 || pages->bytes == 0) return true;
     uint64_t bytes_max = 0;
     for (uint32_t i = 0; i < count; i++) bytes_max = kvt_max_u64(bytes_max, table->runs[i].bytes);
-    enum way way = WAY_EACH;
-    if (count > 1 && is_kernel_possible && bytes_max < kernel_below) way = WAY_KERNEL;
+    enum method method = METHOD_EACH;
+    if (count > 1 && is_kernel_possible && bytes_max < kernel_below) method = METHOD_KERNEL;
     /* CUDA refuses a batch on a default stream (B60); on an engine's stream there are few copies anyway. */
-    else if (count > 1 && cuda->has_batch && !stream->engine_stream) way = WAY_BATCH;
-    return go(cuda, table, count, bytes_max, handle, way);
+    else if (count > 1 && cuda->has_batch && !stream->engine_stream) method = METHOD_BATCH;
+    return go(cuda, table, count, bytes_max, way->handle, method);
 }
 
 /* ---- Calibration ----------------------------------------------------------------------------- */
@@ -268,8 +263,8 @@ static uint32_t lay_out(struct trial *t, uint32_t direction, uint64_t fragment_b
 }
 
 /* The shortest of some rounds; UINT64_MAX when one failed. */
-static uint64_t time_of(struct trial *t, uint32_t direction, uint32_t count, uint64_t fragment_bytes, enum way way,
-                        bool is_loaded)
+static uint64_t time_of(struct trial *t, uint32_t direction, uint32_t count, uint64_t fragment_bytes,
+                        enum method method, bool is_loaded)
 {
     struct kvt_cuda *c = t->cuda;
     const uint32_t other = 1 - direction;
@@ -284,7 +279,7 @@ static uint64_t time_of(struct trial *t, uint32_t direction, uint32_t count, uin
         }
         const uint64_t start_ns = kvt_env_now_ns(&c->env);
         const cudaStream_t handle = t->lanes[direction].handle;
-        if (!go(c, &t->lanes[direction].tables[0], count, fragment_bytes, handle, way)) return UINT64_MAX;
+        if (!go(c, &t->lanes[direction].tables[0], count, fragment_bytes, handle, method)) return UINT64_MAX;
         if (!kvt_cuda_ok(c, cudaStreamSynchronize(handle))) return UINT64_MAX;
         /* The first round loads the kernel. */
         if (round > 0) best_ns = kvt_min_u64(best_ns, kvt_env_now_ns(&c->env) - start_ns);
@@ -299,9 +294,9 @@ static uint64_t find_limit(struct trial *t, uint32_t direction, bool is_loaded)
     uint64_t limit = 0;
     for (uint64_t bytes = FRAGMENT_BYTES_MIN; bytes <= FRAGMENT_BYTES_MAX; bytes *= 2) {
         const uint32_t count = lay_out(t, direction, bytes);
-        const enum way dma = t->cuda->has_batch ? WAY_BATCH : WAY_EACH;
+        const enum method dma = t->cuda->has_batch ? METHOD_BATCH : METHOD_EACH;
         const uint64_t dma_ns = time_of(t, direction, count, bytes, dma, is_loaded);
-        const uint64_t kernel_ns = time_of(t, direction, count, bytes, WAY_KERNEL, is_loaded);
+        const uint64_t kernel_ns = time_of(t, direction, count, bytes, METHOD_KERNEL, is_loaded);
         if (kernel_ns >= dma_ns) break;
         limit = 2 * bytes;
     }

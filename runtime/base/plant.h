@@ -19,7 +19,10 @@ enum kvt_plant {
     KVT_PLANT_FAILED_COPY,        /* a fetch that failed is taken for one that did not */
     KVT_PLANT_SLOT_TWICE,         /* the slot of a fetch that failed is given back twice */
     KVT_PLANT_MARK_GOES_BACK,     /* a slot's mark is overwritten with an older one */
-    KVT_PLANT_WINDOW_BEFORE_READ  /* a place of a window is filled again while a kernel still reads it */
+    KVT_PLANT_WINDOW_BEFORE_READ, /* a place of a window is filled again while a kernel still reads it */
+    KVT_PLANT_TABLE_TWICE,        /* a kernel's table is written again while a kernel is still to read it */
+    KVT_PLANT_ANY_ORDER,          /* a batch of copies may read its sources before its stream comes to it */
+    KVT_PLANT_MARK_MISFILED       /* a mark is looked up by its serial alone */
 };
 
 #ifndef KVT_PLANT

@@ -37,6 +37,7 @@ struct kvt_transfer {
     bool is_prefetch;
     uint32_t epoch; /* of the core when it began: a reset in between forbids publication */
     uint64_t deadline_ns;
+    uint64_t leg_ns; /* when this leg was handed on */
     uint32_t previous, next; /* in flight by deadline, or in the free list */
     uint32_t queue_next;     /* waiting for a place in a tier's queue */
 };

@@ -41,7 +41,7 @@ struct kvt_links {
     bool has_disk;
     struct kvt_link read, write;
     double mixed_bytes_per_s; /* both directions together, half of the ops each */
-    double put_ns, get_ns;    /* processor time of the store for a record, besides its bytes */
+    double put_ns, get_ns;    /* processor time of the store for a record of that size: within the figures above */
     uint32_t alignment;
     struct kvt_link_point reads[KVT_LINKS_DEPTHS_MAX], writes[KVT_LINKS_DEPTHS_MAX];
     uint32_t point_count;

@@ -346,8 +346,8 @@ static int use_links(struct kvt_timed *timed)
     if (!measured.has_disk) return KVT_EXIT_OK;
     links->nvme_read_bytes_per_s = (uint64_t)measured.read.bytes_per_s;
     links->nvme_write_bytes_per_s = (uint64_t)measured.write.bytes_per_s;
-    links->nvme_read_latency_ns = (uint64_t)(measured.read.op_ns + measured.get_ns);
-    links->nvme_write_latency_ns = (uint64_t)(measured.write.op_ns + measured.put_ns);
+    links->nvme_read_latency_ns = (uint64_t)measured.read.op_ns;
+    links->nvme_write_latency_ns = (uint64_t)measured.write.op_ns;
     links->is_nvme_shared = !has_mixed_speed(&measured);
     links->nvme_alignment = measured.alignment;
     return KVT_EXIT_OK;

@@ -11,14 +11,20 @@
 #include "tools/cli.h"
 #include "tools/sim/timed_build.h"
 
-#define GIB 1073741824.0
-
-static double capacity_gib(const struct kvt_timed_job *job)
+static uint64_t capacity_of(const struct kvt_timed_job *job)
 {
     const struct kvt_tier_stats *tiers = job->outcome.stats.tiers;
-    return (double)(tiers[KVT_TIER_DEVICE].capacity_bytes + tiers[KVT_TIER_HOST].capacity_bytes
-                    + tiers[KVT_TIER_NVME].capacity_bytes)
-        / GIB;
+    return tiers[KVT_TIER_DEVICE].capacity_bytes + tiers[KVT_TIER_HOST].capacity_bytes
+        + tiers[KVT_TIER_NVME].capacity_bytes;
+}
+
+/* One unit for all figures of the picture. */
+static double unit_of(const struct kvt_timed *timed, const char **ret_name)
+{
+    uint64_t most = 0;
+    for (uint32_t j = 0; j < timed->job_count; j++) most = kvt_max_u64(most, capacity_of(&timed->jobs[j]));
+    *ret_name = most >= 2 * KVT_GIB ? "GiB" : "MiB";
+    return most >= 2 * KVT_GIB ? (double)KVT_GIB : (double)KVT_MIB;
 }
 
 /* A name between single quotes: those inside are doubled, as gnuplot wants it. */
@@ -43,6 +49,25 @@ static bool is_same_line(const struct kvt_timed_job *a, const struct kvt_timed_j
         && left->link_nvme_bytes_per_s == right->link_nvme_bytes_per_s;
 }
 
+/* The label without what the axis shows. */
+static void print_line_name(FILE *gnuplot, const struct kvt_timed_job *job)
+{
+    static const char *const capacities[] = { "hbm ", "host ", "nvme " };
+    char label[KVT_TIMED_LABEL_BYTES], *rest = label;
+    bool is_begun = false;
+    (void)snprintf(label, sizeof label, "%s", job->label);
+    for (char *part = strsep(&rest, ","); part; part = strsep(&rest, ",")) {
+        part += *part == ' ';
+        bool is_capacity = false;
+        for (size_t i = 0; i < KVT_ARRAY_COUNT(capacities); i++)
+            is_capacity = is_capacity || strncmp(part, capacities[i], strlen(capacities[i])) == 0;
+        if (is_capacity) continue;
+        if (is_begun) (void)fprintf(gnuplot, ", ");
+        print_name(gnuplot, part);
+        is_begun = true;
+    }
+}
+
 static bool is_first_of_line(const struct kvt_timed *timed, uint32_t job)
 {
     for (uint32_t i = 0; i < job; i++) {
@@ -54,13 +79,15 @@ static bool is_first_of_line(const struct kvt_timed *timed, uint32_t job)
 static void print_reuse(const struct kvt_timed *timed, FILE *gnuplot)
 {
     bool is_begun = false;
-    (void)fprintf(gnuplot, "set xlabel 'GiB in all tiers'\nset ylabel 'reused, %% of prompt tokens'\nset title '");
+    const char *name;
+    const double unit = unit_of(timed, &name);
+    (void)fprintf(gnuplot, "set xlabel '%s in all tiers'\nset ylabel 'reused, %% of prompt tokens'\nset title '", name);
     print_name(gnuplot, timed->jobs[0].workload->name);
     (void)fprintf(gnuplot, "' noenhanced\n");
     for (uint32_t j = 0; j < timed->job_count; j++) {
         if (!is_first_of_line(timed, j)) continue;
         (void)fprintf(gnuplot, "%s'-' using 1:2 with linespoints title '", is_begun ? ", " : "plot ");
-        print_name(gnuplot, timed->jobs[j].label);
+        print_line_name(gnuplot, &timed->jobs[j]);
         (void)fprintf(gnuplot, "'");
         is_begun = true;
     }
@@ -72,7 +99,7 @@ static void print_reuse(const struct kvt_timed *timed, FILE *gnuplot)
             if (!is_same_line(&timed->jobs[j], &timed->jobs[i])) continue;
             const double share = run->tokens_prompt > 0 ? 100 * (double)run->tokens_reused / (double)run->tokens_prompt
                                                         : 0;
-            (void)fprintf(gnuplot, "%.6f %.4f\n", capacity_gib(&timed->jobs[i]), share);
+            (void)fprintf(gnuplot, "%.6f %.4f\n", (double)capacity_of(&timed->jobs[i]) / unit, share);
         }
         (void)fprintf(gnuplot, "e\n");
     }
@@ -84,19 +111,22 @@ static void print_time(const struct kvt_timed *timed, FILE *gnuplot)
     const struct kvt_timed_job *job = &timed->jobs[0];
     const struct kvt_timed_line *line = &job->outcome.line;
     if (line->count == 0) return;
+    const char *name;
+    const double unit = unit_of(timed, &name);
     (void)fprintf(gnuplot,
-                  "set xlabel 'seconds'\nset ylabel 'GiB in use'\nset y2label 'stalled, %% of time'\n"
-                  "set y2range [0:100]\nset y2tics\nset ytics nomirror\nset title '");
+                  "set xlabel 'seconds'\nset ylabel '%s in use'\nset y2label 'stalled, %% of time'\n"
+                  "set y2range [0:100]\nset y2tics\nset ytics nomirror\nset title '",
+                  name);
     print_name(gnuplot, job->label);
     (void)fprintf(gnuplot, "' noenhanced\n");
     for (uint32_t t = 0; t < KVT_TIERS; t++)
         (void)fprintf(gnuplot, "%s'-' using 1:2 with lines title '%s'", t == 0 ? "plot " : ", ", names[t]);
-    (void)fprintf(gnuplot, ", '-' using 1:2 axes x1y2 with impulses title 'stalled'\n");
+    (void)fprintf(gnuplot, ", '-' using 1:2 axes x1y2 with fsteps linecolor rgb 'gray' title 'stalled'\n");
     for (uint32_t t = 0; t < KVT_TIERS; t++) {
         for (uint32_t i = 0; i < line->count; i++) {
             const struct kvt_timed_sample *sample = &line->samples[i];
             (void)fprintf(gnuplot, "%.6f %.6f\n", (double)(sample->at_ns - KVT_MODEL_START_NS) * 1e-9,
-                          (double)sample->used_bytes[t] / GIB);
+                          (double)sample->used_bytes[t] / unit);
         }
         (void)fprintf(gnuplot, "e\n");
     }

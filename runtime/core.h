@@ -30,6 +30,7 @@
 #include "runtime/base/env.h"
 #include "runtime/block.h"
 #include "runtime/host_pool.h"
+#include "runtime/metrics.h"
 #include "runtime/pool.h"
 #include "runtime/prefix.h"
 #include "runtime/sequence.h"
@@ -138,6 +139,7 @@ struct kvt_core {
     uint64_t nvme_blocks, nvme_blocks_peak;     /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;
+    struct kvt_metrics metrics;
 };
 
 /* NOMEM | INVAL. Everything is taken here. */

@@ -20,7 +20,6 @@ static void submit(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t tier = kvt_leg_tier(transfer->leg);
     core->transfers.tier_in_flight[tier]++;
-    transfer->leg_ns = core->now_ns;
     const bool is_queue_empty = core->transfers.waiting_count[tier] == 0;
     if (is_queue_empty && kvt_tier_submit(tier_of(core, tier), &transfer->op) == KVT_OK) return;
     kvt_transfers_wait(&core->transfers, tier, transfer);
@@ -55,6 +54,7 @@ static struct kvt_transfer *begin(struct kvt_core *core, enum kvt_leg leg, uint3
     if (!transfer) return NULL;
     const struct kvt_block *block = kvt_core_block(core, source);
     transfer->leg = leg;
+    transfer->leg_ns = core->now_ns;
     transfer->source = source;
     transfer->target = target;
     transfer->epoch = core->epoch;
@@ -85,6 +85,7 @@ static void submit_host_to_device(struct kvt_core *core, struct kvt_transfer *tr
 {
     struct kvt_block *source = kvt_core_block(core, transfer->source);
     transfer->leg = KVT_LEG_HOST_TO_DEVICE;
+    transfer->leg_ns = core->now_ns;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
     core->host.policy_ops->touch(core->host.policy, source->host_slot);
@@ -308,12 +309,19 @@ static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *trans
     core->transfers.prefetch_bytes -= kvt_block_raw_bytes(core, block, core->block_tokens);
 }
 
+/* A packed block that does not fit is no failure: it tries again raw. */
+static bool does_not_fit_packed(const struct kvt_transfer *transfer)
+{
+    return transfer->leg == KVT_LEG_DEVICE_TO_HOST && transfer->op.status == KVT_FULL
+        && transfer->op.form == KVT_FORM_PACKED;
+}
+
 static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t index = transfer->source;
     struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_tier_op *op = &transfer->op;
-    const bool is_packed_too_large = op->status == KVT_FULL && op->form == KVT_FORM_PACKED;
+    const bool is_packed_too_large = does_not_fit_packed(transfer);
     const bool is_whole = block->lower_tokens == core->block_tokens;
     if (op->status == KVT_OK) {
         block->host_length = op->ret_length;
@@ -515,6 +523,8 @@ static void tell(const struct kvt_core *core, const struct kvt_transfer *transfe
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
+    if (!transfer->is_abandoned)
+        kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
     core->changes++;
     bool goes_on = false;
@@ -556,6 +566,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     const uint32_t source = transfer->source;
     const uint32_t target = transfer->target;
     core->counters.abandoned++;
+    core->metrics.failures[transfer->leg][KVT_FAILURE_DEADLINE]++;
     /* The op still names these blocks: their entries must not be used for others before it is back. */
     kvt_block_ref(core, source);
     if (target != source) kvt_block_ref(core, target);

@@ -50,6 +50,7 @@ void kvt_runtime_lock(struct kvt_runtime *runtime)
 bool kvt_runtime_pump(struct kvt_runtime *runtime)
 {
     const bool is_more = kvt_core_pump(&runtime->core, kvt_env_now_ns(&runtime->env));
+    kvt_fault_log_write(&runtime->fault_log, &runtime->core, &runtime->env, false);
     if (runtime->core.events != runtime->events_told) {
         runtime->events_told = runtime->core.events;
         (void)pthread_cond_broadcast(&runtime->changed);
@@ -275,6 +276,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     if (runtime->is_core_open) {
         finish_all(&runtime->core);
         is_drained = drain(runtime);
+        kvt_fault_log_write(&runtime->fault_log, &runtime->core, &runtime->env, true);
     }
     if (!is_drained) {
         /* A device or a disk still owns some of the memory: leaking it is the only safe way. */

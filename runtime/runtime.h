@@ -10,6 +10,7 @@
 
 #include "kvtier/kvtier.h"
 #include "runtime/core.h"
+#include "runtime/fault_log.h"
 #include "runtime/tables.h"
 
 struct kvt_options;
@@ -23,6 +24,7 @@ struct kvt_runtime {
     struct kvt_host_tier *host;
     struct kvt_codec *codec;
     struct kvt_tables tables; /* the pump's thread, or the single one */
+    struct kvt_fault_log fault_log;
     uint64_t overhead_bytes;  /* of the host budget, besides slots */
     bool is_core_open;
     bool is_modelled; /* the tiers are a caller's */

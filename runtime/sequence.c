@@ -357,6 +357,7 @@ enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *se
 {
     if (sequence->step != NO_STEP) return KVT_INVAL;
     if (sequence->mode == KVT_SEQUENCE_IDLE) return KVT_OK;
+    kvt_core_end_stall(core, sequence);
     kvt_sequence_drop_reserved(core, sequence);
     give_spares_back(core, sequence);
     unclaim_all(core, sequence);
@@ -379,6 +380,7 @@ static void mark_unkept(struct kvt_core *core, struct kvt_sequence *sequence)
 void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, bool is_kept)
 {
     KVT_ASSERT(sequence->step == NO_STEP);
+    kvt_core_end_stall(core, sequence);
     if (!is_kept) mark_unkept(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);

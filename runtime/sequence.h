@@ -67,10 +67,13 @@ struct kvt_sequence {
     uint64_t need_ns;                 /* when it is expected to decode */
     uint64_t told_ns;                 /* when that was said */
     uint64_t demand_ns;               /* when it asked for its blocks */
-    bool is_hint_late;                /* look-ahead came too late for the links to bring it in time */
-    uint32_t previous, next;          /* in core->demand or core->expected */
-    uint8_t list;                     /* enum kvt_sequence_list_id */
-    uint64_t lost_from;               /* UINT64_MAX: nothing lost */
+    bool is_stalled;     /* a step wanted it and it was not ready, since stalled_ns, first for this cause */
+    uint8_t stall_cause; /* enum kvt_stall_cause */
+    uint64_t stalled_ns;
+    bool is_hint_late;       /* look-ahead came too late for the links to bring it in time */
+    uint32_t previous, next; /* in core->demand or core->expected */
+    uint8_t list;            /* enum kvt_sequence_list_id */
+    uint64_t lost_from;      /* UINT64_MAX: nothing lost */
 };
 
 enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };
@@ -146,6 +149,8 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step step);
  * ask again.
  */
 bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence);
+/* It is ready, or nobody waits for it any more. */
+void kvt_core_end_stall(struct kvt_core *core, struct kvt_sequence *sequence);
 enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *sequence);
 
 #endif

@@ -211,6 +211,26 @@ static void measure_step(struct kvt_core *core)
     core->last_step_ns = core->now_ns;
 }
 
+/* A stall is the time from the step that first wanted the sequence until one that has it, or until nobody wants it. */
+static void note_stall(struct kvt_core *core, struct kvt_sequence *sequence, bool is_waiting)
+{
+    if (!is_waiting) {
+        kvt_core_end_stall(core, sequence);
+    } else if (!sequence->is_stalled) {
+        sequence->is_stalled = true;
+        sequence->stalled_ns = core->now_ns;
+        sequence->stall_cause = (uint8_t)kvt_core_stall(core, sequence);
+    }
+}
+
+void kvt_core_end_stall(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (!sequence->is_stalled) return;
+    sequence->is_stalled = false;
+    core->metrics.stalls[sequence->stall_cause]++;
+    core->metrics.stall_ns[sequence->stall_cause] += core->now_ns - sequence->stalled_ns;
+}
+
 enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
                                     kvt_step *ret_step)
 {
@@ -223,8 +243,9 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
     const uint32_t step_index = (uint32_t)(step - core->steps);
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, entries[i].seq);
-        /* named twice: once */
-        entries[i].ready = sequence->step == NO_STEP ? check_ready(core, sequence) : KVT_NOT_READY;
+        const bool is_named_twice = sequence->step != NO_STEP;
+        entries[i].ready = is_named_twice ? KVT_NOT_READY : check_ready(core, sequence);
+        if (!is_named_twice) note_stall(core, sequence, entries[i].ready == KVT_NOT_READY);
         entries[i].lost_from = sequence->lost_from;
         if (entries[i].ready != KVT_READY) continue;
         sequence->step = step_index;
@@ -236,6 +257,7 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
         *ret_step = 0;
         return KVT_OK;
     }
+    core->metrics.steps++;
     order_after_other_streams(core, stream);
     measure_step(core);
     *ret_step = ((uint64_t)step->generation << 32) | (step_index + 1);

@@ -24,6 +24,7 @@ enum kvt_leg {
     KVT_LEG_HOST_TO_DEVICE,
     KVT_LEG_DEVICE_TO_DEVICE
 };
+enum { KVT_LEGS = KVT_LEG_DEVICE_TO_DEVICE + 1 };
 
 struct kvt_transfer {
     struct kvt_tier_op op;
@@ -37,7 +38,7 @@ struct kvt_transfer {
     bool is_prefetch;
     uint32_t epoch; /* of the core when it began: a reset in between forbids publication */
     uint64_t deadline_ns;
-    uint64_t leg_ns; /* when this leg was handed on */
+    uint64_t leg_ns; /* when this leg began */
     uint32_t previous, next; /* in flight by deadline, or in the free list */
     uint32_t queue_next;     /* waiting for a place in a tier's queue */
 };

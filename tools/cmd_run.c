@@ -18,6 +18,7 @@
 #include "tools/run/content.h"
 #include "tools/run/engine.h"
 #include "tools/run/latencies.h"
+#include "tools/run/metrics_file.h"
 #include "tools/run/options.h"
 #include "tools/run/outputs.h"
 #include "tools/run/report.h"
@@ -236,6 +237,20 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     return exit_status;
 }
 
+/* The run, and its metrics in a file while it goes on, when that was asked for. */
+static int run_watched(const struct kvt_run_options *options, const struct kvt_workload *workload,
+                       struct kvt_runtime *runtime, struct kvt_outputs *outputs)
+{
+    struct kvt_metrics_file *file = NULL;
+    const int error = options->metrics_path ? kvt_metrics_file_start(runtime, options->metrics_path, &file) : 0;
+    if (error != 0)
+        return kvt_usage_error(COMMAND, "--metrics is '%s': it cannot be written: %s", options->metrics_path,
+                               strerror(error));
+    const int exit_status = run_on(options, workload, runtime, outputs);
+    kvt_metrics_file_stop(&file);
+    return exit_status;
+}
+
 int kvt_cmd_run(int argc, char **argv)
 {
     struct kvt_run_options options;
@@ -268,13 +283,13 @@ int kvt_cmd_run(int argc, char **argv)
     status = kvt_open(&config, &runtime, error, sizeof error);
     int exit_status;
     if (status == KVT_OK) {
-        exit_status = run_on(&options, workload, runtime, &outputs);
+        exit_status = run_watched(&options, workload, runtime, &outputs);
         if (exit_status == EXIT_INTERRUPTED) limit_close();
         kvt_close(&runtime);
     } else {
         exit_status = refuse_open(&options, status, error);
     }
-    const int finished = kvt_outputs_finish(&outputs, status == KVT_OK);
+    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
     if (exit_status == KVT_EXIT_OK) exit_status = finished;
     kvt_workload_destroy(&workload);
     return exit_status;

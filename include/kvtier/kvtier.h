@@ -324,6 +324,15 @@ struct kvt_stats {
 
 KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
 
+/*
+ * The same and more for a monitoring system, in the OpenMetrics text format 1.0.0: hits by tier, latencies of each link
+ * as histograms, stalls by cause, failures and drops by reason, the endurance budget left. Counters start at open.
+ * Writes at most `bytes` bytes, the final NUL included, and returns the length of the whole text without it, as
+ * snprintf does: when that is not less than `bytes`, ask again with more room (64 KiB is enough). 0 in a child of fork.
+ * docs/operations.md explains each family.
+ */
+KVT_API size_t kvt_metrics_text(struct kvt_runtime *runtime, char *ret_text, size_t bytes);
+
 /* ---- The emulated device ----------------------------------------------------------------------------------------- */
 
 /* Which device it is: "cuda" or "emulated". */

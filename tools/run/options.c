@@ -47,6 +47,7 @@ enum option_key {
     OPTION_SEED,
     OPTION_TRACE_OUT,
     OPTION_RECORD,
+    OPTION_METRICS,
     OPTION_JSON
 };
 
@@ -110,6 +111,8 @@ static const struct argp_option option_table[] = {
       "write steps, stalls, transfers and sequences as a trace that Perfetto and Chrome show", 3 },
     { "record", OPTION_RECORD, "FILE", 0,
       "write the requests as a trace that run and sim replay (with the same --block-tokens)", 3 },
+    { "metrics", OPTION_METRICS, "FILE", 0,
+      "write the metrics to FILE once a second, as OpenMetrics text: kvtier top FILE shows them", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { 0 }
 };
@@ -290,6 +293,7 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
     case OPTION_STEP: error = read_ms(state, "--step-ms", value, &options->step_ns); break;
     case OPTION_TRACE_OUT: error = read_path(state, "--trace-out", value, &options->trace_out); break;
     case OPTION_RECORD: error = read_path(state, "--record", value, &options->record); break;
+    case OPTION_METRICS: asked->options->metrics_path = value; return 0;
     case OPTION_JSON: options->is_json = true; break;
     default: return ARGP_ERR_UNKNOWN;
     }

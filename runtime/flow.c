@@ -571,8 +571,41 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
     if (transfer->target != source) kvt_block_unref(core, transfer->target);
 }
 
+/* Before the leg's end is acted on: the op may be filled anew for the next one. */
+static void tell(const struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    static const struct {
+        uint32_t from, to;
+    } ends[] = {
+        [KVT_LEG_DEVICE_TO_HOST] = { KVT_TIER_DEVICE, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_NVME] = { KVT_TIER_HOST, KVT_TIER_NVME },
+        [KVT_LEG_NVME_TO_HOST] = { KVT_TIER_NVME, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_DEVICE] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
+        [KVT_LEG_DEVICE_TO_DEVICE] = { KVT_TIER_DEVICE, KVT_TIER_DEVICE },
+    };
+    const struct kvt_tier_op *op = &transfer->op;
+    const bool is_filled_here = transfer->leg == KVT_LEG_DEVICE_TO_HOST || transfer->leg == KVT_LEG_NVME_TO_HOST;
+    const bool is_late = transfer->is_abandoned
+        || (transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch);
+    struct kvt_transfer_event event = {
+        .from = ends[transfer->leg].from,
+        .to = ends[transfer->leg].to,
+        .priority = (uint32_t)op->priority,
+        .status = is_late && op->status == KVT_OK ? KVT_SHUTDOWN : op->status,
+        .block = transfer->target,
+        .group = op->group,
+        .begun_ns = transfer->leg_ns,
+        .ended_ns = core->now_ns,
+        .link_ns = op->link_ns,
+        .codec_ns = op->codec_ns,
+    };
+    if (transfer->leg != KVT_LEG_DEVICE_TO_DEVICE) event.bytes = is_filled_here ? op->ret_length : op->length;
+    core->config.env->on_transfer(core->config.env->transfer_user, &event);
+}
+
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
+    if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
     if (!transfer->is_abandoned)
         kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;

@@ -62,7 +62,11 @@ def main():
     sys.path[:0] = [options.package, str(pathlib.Path(__file__).resolve().parent)]
     suite = unittest.TestSuite()
     for module in options.modules:
-        loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+        try:
+            loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+        except unittest.SkipTest as reason:
+            print(f"  skipped: {reason}\n[  SKIPPED ] {module.removeprefix('test_')}")
+            return 77
         suite.addTests(test for test in functions(loaded) if options.only in name_of(test))
     result = LinesResult()
     suite.run(result)

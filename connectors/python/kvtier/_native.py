@@ -87,7 +87,7 @@ def nanoseconds(timeout: float | None) -> int | None:
 
 
 def fields_of(struct: Any) -> dict[str, Any]:
-    """A struct of numbers and texts as a dictionary; arrays of structs become lists."""
+    """A struct of numbers and texts as a dictionary; arrays become lists."""
     return {name: _plain(getattr(struct, name)) for name, _ in ffi.typeof(struct).fields}
 
 
@@ -95,8 +95,8 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, ffi.CData):
         return value
     kind = ffi.typeof(value)
-    if kind.kind == "array" and kind.item.kind == "struct":
-        return [fields_of(item) for item in value]
+    if kind.kind == "array" and kind.item.cname != "char":
+        return [_plain(item) for item in value]
     if kind.kind in ("array", "pointer"):
         return None if value == ffi.NULL else ffi.string(value).decode(errors="replace")
     return fields_of(value)

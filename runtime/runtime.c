@@ -253,8 +253,9 @@ static bool drain(struct kvt_runtime *runtime)
         kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
         if (runtime->env.is_single_threaded) {
             const struct kvt_gpu_ops *gpu = core->gpu->ops;
-            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
-                (void)kvt_gpu_emulated_run(core->gpu, s);
+            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++) {
+                while (kvt_gpu_emulated_run(core->gpu, s)) continue;
+            }
             if (runtime->env.pass) runtime->env.pass(runtime->env.clock_user, DRAIN_SLICE_NS);
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);

@@ -35,7 +35,7 @@ static const struct argp_option option_table[] = {
     { "jobs", OPTION_JOBS, "N", 0, "processes (2)", 0 },
     { "resume", OPTION_RESUME, "FILE", 0, "go on where FILE says, and keep the total of all runs in it", 0 },
     { "count", OPTION_COUNT, "N", 0, "with --resume: how many seeds more (2000)", 0 },
-    { "seconds", OPTION_SECONDS, "N", 0, "processor time after which a seed counts as hanging (300)", 0 },
+    { "seconds", OPTION_SECONDS, "N", 0, "processor time after which a seed counts as hanging (60)", 0 },
     { "plant", OPTION_PLANT, "NAME", 0, "in a build with planted bugs: plant this one, and succeed when a seed finds it",
       0 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 0 },
@@ -398,7 +398,7 @@ static int run_many(struct options *options)
 
 int main(int argc, char **argv)
 {
-    struct options options = { .ticks = SIM_TICKS, .jobs = 2, .seconds_max = 300, .count = 2000 };
+    struct options options = { .ticks = SIM_TICKS, .jobs = 2, .seconds_max = 60, .count = 2000 };
     argv[0] = (char *)(uintptr_t)command;
     int status = kvt_parse_options(&sim_argp, argc, argv, &options);
     if (status == KVT_EXIT_OK) status = check_options(&options);

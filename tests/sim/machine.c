@@ -197,6 +197,7 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
     sim->runtime = NULL;
     sim->gpu = NULL;
     const enum kvt_status status = kvt_open(&sim->config, &sim->runtime, error, 256);
+    kvt_alloc_fail_at(0);
     if (status == KVT_OK) meet_device(sim);
     else SIM_CHECK(sim, sim->runtime == NULL, "a runtime that was refused: %s", error);
     sim_say(sim, "open: status %d%s%s", (int)status, status == KVT_OK ? "" : ": ", status == KVT_OK ? "" : error);
@@ -266,6 +267,7 @@ void sim_machine_end(struct sim *sim)
 void sim_reopen(struct sim *sim)
 {
     io_faulty_heal(sim->image);
+    io_faulty_cut_at(sim->image, 0);
     sim->stall_until = 0;
     close_runtime(sim);
     open_healthy(sim);
@@ -285,7 +287,6 @@ static bool open_in_trouble(struct sim *sim)
     const bool is_short = sim_plan_has(&sim->plan, SIM_FAULT_MEMORY) && kvt_rng_below(&sim->fault_rng, 2) == 0;
     if (is_short) kvt_alloc_fail_at(1 + kvt_rng_below(&sim->fault_rng, 80));
     const enum kvt_status status = open_runtime(sim, error);
-    kvt_alloc_fail_at(0);
     if (status == KVT_OK) return true;
     SIM_CHECK(sim, status == KVT_IO || status == KVT_NOMEM, "open: status %d: %s", (int)status, error);
     if (status == KVT_NOMEM) SIM_CHECK(sim, is_short, "open: out of memory, and there was enough: %s", error);
@@ -306,7 +307,7 @@ static void crash(struct sim *sim, bool is_power_cut)
     else io_faulty_process_restart(sim->image);
     if (is_power_cut) sim->counts.power_cuts++;
     else sim->counts.kills++;
-    sim->was_restarted = true;
+    sim->was_restarted = sim->was_crashed = true;
     if (!sim->is_calm && kvt_rng_below(&sim->fault_rng, 3) == 0 && open_in_trouble(sim)) {
         sim->durable_run++; /* a record that could not be read at open may be missing */
         return;
@@ -413,6 +414,7 @@ void sim_heal(struct sim *sim)
     sim->is_calm = true;
     sim->stall_until = 0;
     io_faulty_heal(sim->image);
+    io_faulty_cut_at(sim->image, 0); /* one that was to come */
     open_device(sim);
 }
 

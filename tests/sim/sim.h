@@ -76,7 +76,7 @@ struct sim {
     uint8_t *packed, *raw, *scratch_bytes; /* to read records with */
     uint64_t scratch_size;
 
-    bool was_kept_false, was_reset, was_restarted;
+    bool was_kept_false, was_reset, was_restarted, was_crashed;
     bool is_calm;           /* faults have ended */
     bool is_device_lost;
     uint64_t stall_until;   /* tick */

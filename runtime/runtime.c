@@ -269,6 +269,18 @@ static void finish_all(struct kvt_core *core)
     }
 }
 
+/* In an env without threads: all that the emulated device's streams can do now; they may wait for each other in turns. */
+static void run_device(const struct kvt_core *core)
+{
+    if (core->gpu->ops != &kvt_gpu_emulated_ops) return;
+    for (bool is_progress = true; is_progress;) {
+        is_progress = false;
+        for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX; s++) {
+            while (kvt_gpu_emulated_run(core->gpu, s)) is_progress = true;
+        }
+    }
+}
+
 /* Waits for what is in flight. False: some of it did not come back in time; its memory must stay. */
 static bool drain(struct kvt_runtime *runtime)
 {
@@ -277,9 +289,7 @@ static bool drain(struct kvt_runtime *runtime)
     while (core->transfers.in_flight > 0) {
         kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
         if (runtime->env.is_single_threaded) {
-            const struct kvt_gpu_ops *gpu = core->gpu->ops;
-            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
-                (void)kvt_gpu_emulated_run(core->gpu, s);
+            run_device(core);
             if (runtime->env.pass) runtime->env.pass(runtime->env.clock_user, DRAIN_SLICE_NS);
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);

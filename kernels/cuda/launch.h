@@ -18,7 +18,9 @@
 #include <stdint.h>
 
 #include "kernels/block_pack.h"
+#include "kernels/checksum.h"
 #include "kernels/pages_body.h"
+#include "kernels/pattern.h"
 #include "kernels/quantise.h"
 #include "kvtier/status.h"
 
@@ -53,6 +55,16 @@ KVT_NODISCARD enum kvt_status kvt_cuda_quantise(const struct kvt_quant_page *pag
                                                 uint32_t ctas, void *stream);
 KVT_NODISCARD enum kvt_status kvt_cuda_dequantise(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max,
                                                   uint32_t ctas, void *stream);
+
+/* *ret_crc of each of count runs, none of more than size_max bytes (kernels/checksum.h). */
+KVT_NODISCARD enum kvt_status kvt_cuda_checksum(const struct kvt_checksum_run *runs, uint32_t count, uint64_t size_max,
+                                                uint32_t ctas, void *stream);
+
+/* Fills runs, or says in *result how they differ (kernels/pattern.h). */
+KVT_NODISCARD enum kvt_status kvt_cuda_pattern_fill(const struct kvt_pattern_run *runs, uint32_t count,
+                                                    uint64_t size_max, uint32_t ctas, void *stream);
+KVT_NODISCARD enum kvt_status kvt_cuda_pattern_verify(const struct kvt_pattern_run *runs, uint32_t count,
+                                                      uint64_t size_max, uint32_t ctas, void *stream);
 
 #ifdef __cplusplus
 }

@@ -84,6 +84,7 @@ unsigned kvt_simt_warp(enum kvt_simt_exchange what, unsigned value)
     meet(m, kvt_simt_thread.x % LANES, value, &turn);
     for (unsigned l = 0; l < LANES; l++) {
         if (what == KVT_SIMT_ADD) result += m->value[turn][l];
+        else if (what == KVT_SIMT_XOR) result ^= m->value[turn][l];
         else if (what == KVT_SIMT_MAX) result = m->value[turn][l] > result ? m->value[turn][l] : result;
         else result |= what == KVT_SIMT_BALLOT ? m->value[turn][l] << l : m->value[turn][l];
     }

@@ -24,7 +24,7 @@ struct kvt_simt_index {
 
 extern struct kvt_simt_index kvt_simt_thread, kvt_simt_block, kvt_simt_block_size, kvt_simt_grid_size;
 
-enum kvt_simt_exchange { KVT_SIMT_OR, KVT_SIMT_ADD, KVT_SIMT_MAX, KVT_SIMT_BALLOT };
+enum kvt_simt_exchange { KVT_SIMT_OR, KVT_SIMT_ADD, KVT_SIMT_MAX, KVT_SIMT_XOR, KVT_SIMT_BALLOT };
 
 /* Runs body(user) as every thread of a grid. */
 void kvt_simt_run(unsigned grid, unsigned threads, void (*body)(void *user), void *user);
@@ -48,8 +48,11 @@ unsigned kvt_simt_shuffle(unsigned value, unsigned lane);
 
 #define kvt_cuda_block_pack kvt_simt_block_pack
 #define kvt_cuda_block_unpack kvt_simt_block_unpack
+#define kvt_cuda_checksum kvt_simt_checksum
 #define kvt_cuda_dequantise kvt_simt_dequantise
 #define kvt_cuda_pages_move kvt_simt_pages_move
+#define kvt_cuda_pattern_fill kvt_simt_pattern_fill
+#define kvt_cuda_pattern_verify kvt_simt_pattern_verify
 #define kvt_cuda_quantise kvt_simt_quantise
 
 #define __host__
@@ -76,6 +79,8 @@ static inline unsigned __reduce_or_sync(unsigned, unsigned value) { return kvt_s
 static inline unsigned __reduce_add_sync(unsigned, unsigned value) { return kvt_simt_warp(KVT_SIMT_ADD, value); }
 
 static inline unsigned __reduce_max_sync(unsigned, unsigned value) { return kvt_simt_warp(KVT_SIMT_MAX, value); }
+
+static inline unsigned __reduce_xor_sync(unsigned, unsigned value) { return kvt_simt_warp(KVT_SIMT_XOR, value); }
 
 /* Threads do not run at the same time here. */
 template <typename T> static inline T atomicOr(T *at, T value)

@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "kernels/attention_body.h"
 #include "kernels/block_pack.h"
 #include "kernels/checksum.h"
 #include "kernels/pages_body.h"
@@ -65,6 +66,16 @@ KVT_NODISCARD enum kvt_status kvt_cuda_pattern_fill(const struct kvt_pattern_run
                                                     uint64_t size_max, uint32_t ctas, void *stream);
 KVT_NODISCARD enum kvt_status kvt_cuda_pattern_verify(const struct kvt_pattern_run *runs, uint32_t count,
                                                       uint64_t size_max, uint32_t ctas, void *stream);
+
+/*
+ * Attention (kernels/attention.h) by splits CTAs a head, at least 1: each takes a share of the list, and a second kernel
+ * merges what they found. scratch: kvt_cuda_attention_scratch_floats() of them in device memory, until the kernels are
+ * over. head_dim is at most KVT_CUDA_HEAD_DIM_MAX: UNSUPPORTED otherwise.
+ */
+enum { KVT_CUDA_HEAD_DIM_MAX = 576 };
+uint64_t kvt_cuda_attention_scratch_floats(const struct kvt_attention *args, uint32_t splits);
+KVT_NODISCARD enum kvt_status kvt_cuda_attention(const struct kvt_attention *args, uint32_t splits, float *scratch,
+                                                 void *stream);
 
 #ifdef __cplusplus
 }

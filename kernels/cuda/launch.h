@@ -37,10 +37,10 @@ KVT_NODISCARD enum kvt_status kvt_cuda_pages_move(const struct kvt_pages_run *ru
                                                   uint32_t ctas, void *stream);
 
 /*
- * Packs, or takes apart, count blocks of at most layers_max layers (kernels/block_pack.h): what a stash, or a fetch, does.
- * Blocks of one launch may differ in everything. ctas: as many chunks are worked on at a time; 0 counts as 1. The target
- * of pack may be mapped host memory: it is written once, in order within a chunk. The source of unpack is better in
- * HBM: it is read in steps that depend on each other.
+ * Packs, or takes apart, count blocks (kernels/block_pack.h): what a stash, or a fetch, does. None has more than
+ * layers_max layers, of an unpack wanted ones. Blocks of one launch may differ in everything. ctas: as many chunks are
+ * worked on at a time; 0 counts as 1. The target of pack may be mapped host memory: it is written once, in order within a
+ * chunk. The source of unpack is better in HBM: it is read in steps that depend on each other.
  * Results: *ret_length and *ret_verdict of each block are there when the stream has come to this point.
  */
 KVT_NODISCARD enum kvt_status kvt_cuda_block_pack(const struct kvt_block_pack *blocks, uint32_t count,

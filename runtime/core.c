@@ -154,6 +154,10 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
         core->nvme_retry_ns = 0;
         core->changes++;
     }
+    if (core->device_retry_ns != 0 && core->now_ns >= core->device_retry_ns) {
+        core->device_retry_ns = 0;
+        core->changes++;
+    }
     kvt_readers_pump(core);
     is_more = kvt_planner_make_room(core) || is_more;
     is_more = kvt_planner_start(core) || is_more;
@@ -174,6 +178,7 @@ uint64_t kvt_core_next_timer(const struct kvt_core *core)
     uint64_t next = UINT64_MAX;
     if (core->transfers.oldest != KVT_NO_TRANSFER) next = core->transfers.items[core->transfers.oldest].deadline_ns;
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
+    if (core->device_retry_ns > core->now_ns) next = kvt_min_u64(next, core->device_retry_ns);
     /* While a sequence waits for its blocks, prefetch waits for that. */
     if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE)
         next = kvt_min_u64(next, kvt_planner_next_start_ns(core));

@@ -9,6 +9,7 @@
 #define POLL_BATCH 64
 #define FAILURES_MAX 8
 #define STORE_RETRY_NS (50u * 1000u * 1000u)
+#define DEVICE_RETRY_NS (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
 {
@@ -267,6 +268,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(kvt_copy_is_resident(block, KVT_TIER_DEVICE)); /* invariant 2 */
     if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (core->now_ns < core->device_retry_ns) return KVT_FLOW_BUSY;
     if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
     const bool is_packed = core->config.is_packing && !kvt_block_has(block, KVT_BLOCK_RAW_ONLY);
     const uint32_t raw = kvt_block_raw_bytes(core, block, block->tokens);
@@ -373,6 +375,7 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
         block->host_length = op->ret_length;
         kvt_block_set(block, KVT_BLOCK_HOST_PACKED, op->ret_form == KVT_FORM_PACKED);
         kvt_host_filled(core, index);
+        core->device_failures = 0;
         const uint32_t raw = kvt_block_raw_bytes(core, block, block->lower_tokens);
         if (op->ret_form == KVT_FORM_PACKED) {
             core->counters.packed_blocks++;
@@ -394,6 +397,8 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
             if (is_whole) kvt_host_pool_learn(&core->host, block->group, 0);
         } else {
             core->counters.failures++;
+            /* A device that keeps failing is asked less often: trying again at once would never end. */
+            if (++core->device_failures >= FAILURES_MAX) core->device_retry_ns = core->now_ns + DEVICE_RETRY_NS;
         }
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
@@ -571,8 +576,41 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
     if (transfer->target != source) kvt_block_unref(core, transfer->target);
 }
 
+/* Before the leg's end is acted on: the op may be filled anew for the next one. */
+static void tell(const struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    static const struct {
+        uint32_t from, to;
+    } ends[] = {
+        [KVT_LEG_DEVICE_TO_HOST] = { KVT_TIER_DEVICE, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_NVME] = { KVT_TIER_HOST, KVT_TIER_NVME },
+        [KVT_LEG_NVME_TO_HOST] = { KVT_TIER_NVME, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_DEVICE] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
+        [KVT_LEG_DEVICE_TO_DEVICE] = { KVT_TIER_DEVICE, KVT_TIER_DEVICE },
+    };
+    const struct kvt_tier_op *op = &transfer->op;
+    const bool is_filled_here = transfer->leg == KVT_LEG_DEVICE_TO_HOST || transfer->leg == KVT_LEG_NVME_TO_HOST;
+    const bool is_late = transfer->is_abandoned
+        || (transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch);
+    struct kvt_transfer_event event = {
+        .from = ends[transfer->leg].from,
+        .to = ends[transfer->leg].to,
+        .priority = (uint32_t)op->priority,
+        .status = is_late && op->status == KVT_OK ? KVT_SHUTDOWN : op->status,
+        .block = transfer->target,
+        .group = op->group,
+        .begun_ns = transfer->leg_ns,
+        .ended_ns = core->now_ns,
+        .link_ns = op->link_ns,
+        .codec_ns = op->codec_ns,
+    };
+    if (transfer->leg != KVT_LEG_DEVICE_TO_DEVICE) event.bytes = is_filled_here ? op->ret_length : op->length;
+    core->config.env->on_transfer(core->config.env->transfer_user, &event);
+}
+
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
+    if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
     if (!transfer->is_abandoned)
         kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;

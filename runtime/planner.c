@@ -145,7 +145,9 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
         }
         const bool is_host_moving = core->host.leaving > 0 || core->transfers.in_flight > 0
             || core->host.chunks_seen < core->host.chunk_count;
-        if (flow == KVT_FLOW_BUSY || is_host_moving) return VICTIM_STAYS;
+        /* What a failing device does not give is lost to the cache, and no reason to keep a slot that others need. */
+        const bool is_failing = core->device_retry_ns != 0;
+        if (!is_failing && (flow == KVT_FLOW_BUSY || is_host_moving)) return VICTIM_STAYS;
     }
     if (block->refs > 0) return VICTIM_STAYS;
     core->counters.dropped_blocks++;

@@ -135,6 +135,11 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
     return sequence;
 }
 
+enum kvt_status kvt_sequence_refusal(const struct kvt_core *core)
+{
+    return core->sequence_free_head == KVT_NO_SEQUENCE ? KVT_FULL : KVT_NOMEM;
+}
+
 /* ---- Claims of a whole sequence ---------------------------------------------------------------------------------- */
 
 /*
@@ -650,7 +655,7 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
         need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
     if (is_active(parent) && !kvt_sequence_make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
-    if (!child) return KVT_FULL;
+    if (!child) return kvt_sequence_refusal(core);
     child->tokens = child->reserved = parent->tokens;
     child->reused = parent->tokens;
     child->is_unshared = parent->is_unshared;

@@ -92,6 +92,8 @@ kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequen
 
 /* A fresh active or idle sequence without blocks. NULL: too many, or no memory. */
 struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle);
+/* Which of the two it was. */
+enum kvt_status kvt_sequence_refusal(const struct kvt_core *core);
 
 enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n,
                                     enum kvt_room *ret_room);

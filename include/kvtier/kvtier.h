@@ -44,11 +44,29 @@ struct kvt_env; /* runtime/base/env.h; callers outside the project pass NULL */
 typedef uint64_t kvt_seq;
 typedef uint64_t kvt_step;
 
-/* A stream of the engine's: cudaStream_t, or kvt_emulated_stream(rt, i) on an emulated device. */
+/*
+ * A stream of the engine's: cudaStream_t, or kvt_device_stream(rt, i) for an engine that has none. NULL is CUDA's legacy
+ * default stream; an engine that is compiled for per-thread default streams passes cudaStreamPerThread, in the thread
+ * whose stream it means.
+ */
 typedef void *kvt_stream;
 
 enum kvt_device_kind { KVT_DEVICE_AUTO, KVT_DEVICE_CUDA, KVT_DEVICE_EMULATED };
 enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OFF };
+
+/*
+ * Where the blocks of one layer group lie, when the engine owns the device memory: a segment for each (layer, plane) in layer
+ * order, one for each layer in a state group. Segment s of slot n begins at base[s] + n * stride[s] and holds block_tokens rows
+ * of the group (a state group: one state), `bytes` of them used. Everything is borrowed until kvt_open returns, and the
+ * memory itself until kvt_close does.
+ */
+struct kvt_device_map {
+    uint32_t slots;         /* how many there are */
+    uint32_t segment_count; /* layers * planes; 0: kvtier owns the memory of this group */
+    void *const *base;      /* segment_count of them */
+    const uint64_t *stride; /* from a slot to the next */
+    uint64_t bytes;         /* of each segment: block_tokens rows */
+};
 
 struct kvt_config {
     uint32_t size;    /* sizeof(struct kvt_config) */
@@ -61,8 +79,13 @@ struct kvt_config {
     size_t secret_bytes;  /* at most 64 */
 
     enum kvt_device_kind device;
-    /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
+    /* HBM for blocks that kvtier allocates; shared out to groups with different block bytes by what a token needs */
     uint64_t device_bytes;
+    /*
+     * one for each group of the shape, or NULL: kvtier owns all device memory. Groups with equal blocks share their slots when
+     * their maps are the same, or when none of them has one
+     */
+    const struct kvt_device_map *device_maps;
     uint64_t host_bytes; /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
     /* directory of the store, or up to 8 on different devices with commas between; NULL: no nvme tier */
     const char *nvme_path;
@@ -402,16 +425,37 @@ KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
  */
 KVT_API size_t kvt_metrics_text(struct kvt_runtime *runtime, char *ret_text, size_t bytes);
 
-/* ---- The emulated device ----------------------------------------------------------------------------------------- */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
 /* Which device it is: "cuda" or "emulated". */
 KVT_API const char *kvt_device_name(struct kvt_runtime *runtime);
 
-/* Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. */
+/*
+ * Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. NULL: the
+ * engine owns it.
+ */
 KVT_API void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot);
 
 /* Slots of the pool that the group lives in. */
 KVT_API uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group);
+
+/* The i-th stream (0 to 7) for an engine that has none of its own; the runtime's, until close. NULL: refused. */
+KVT_API kvt_stream kvt_device_stream(struct kvt_runtime *runtime, uint32_t i);
+
+/*
+ * Copies a part of a slot in device memory that kvtier owns, in the order of the stream; host is borrowed until the stream has
+ * come so far, and should be pinned. INVAL: no such slot or part | FULL | NOMEM.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_device_read(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group,
+                                                      uint32_t slot, uint64_t offset, void *host, uint64_t size_bytes);
+KVT_NODISCARD KVT_API enum kvt_status kvt_device_write(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group,
+                                                       uint32_t slot, uint64_t offset, const void *host,
+                                                       uint64_t size_bytes);
+
+/* Blocks until everything on the stream so far is done. */
+KVT_API void kvt_device_synchronize(struct kvt_runtime *runtime, kvt_stream stream);
+
+/* ---- The emulated device ----------------------------------------------------------------------------------------- */
 
 /* The i-th engine stream (0 to 7) of an emulated device; NULL on a real one. */
 KVT_API kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i);

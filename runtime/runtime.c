@@ -50,6 +50,7 @@ void kvt_runtime_lock(struct kvt_runtime *runtime)
 bool kvt_runtime_pump(struct kvt_runtime *runtime)
 {
     const bool is_more = kvt_core_pump(&runtime->core, kvt_env_now_ns(&runtime->env));
+    kvt_fault_log_write(&runtime->fault_log, &runtime->core, &runtime->env, false);
     if (runtime->core.events != runtime->events_told) {
         runtime->events_told = runtime->core.events;
         (void)pthread_cond_broadcast(&runtime->changed);
@@ -269,6 +270,18 @@ static void finish_all(struct kvt_core *core)
     }
 }
 
+/* In an env without threads: all that the emulated device's streams can do now; they may wait for each other in turns. */
+static void run_device(const struct kvt_core *core)
+{
+    if (core->gpu->ops != &kvt_gpu_emulated_ops) return;
+    for (bool is_progress = true; is_progress;) {
+        is_progress = false;
+        for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX; s++) {
+            while (kvt_gpu_emulated_run(core->gpu, s)) is_progress = true;
+        }
+    }
+}
+
 /* Waits for what is in flight. False: some of it did not come back in time; its memory must stay. */
 static bool drain(struct kvt_runtime *runtime)
 {
@@ -277,9 +290,7 @@ static bool drain(struct kvt_runtime *runtime)
     while (core->transfers.in_flight > 0) {
         kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
         if (runtime->env.is_single_threaded) {
-            const struct kvt_gpu_ops *gpu = core->gpu->ops;
-            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
-                (void)kvt_gpu_emulated_run(core->gpu, s);
+            run_device(core);
             if (runtime->env.pass) runtime->env.pass(runtime->env.clock_user, DRAIN_SLICE_NS);
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
@@ -300,6 +311,7 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     if (runtime->is_core_open) {
         finish_all(&runtime->core);
         is_drained = drain(runtime);
+        kvt_fault_log_write(&runtime->fault_log, &runtime->core, &runtime->env, true);
     }
     if (!is_drained) {
         /* A device or a disk still owns some of the memory: leaking it is the only safe way. */
@@ -337,8 +349,7 @@ static enum kvt_status end_call(struct kvt_runtime *runtime, enum kvt_status sta
     return status;
 }
 
-/* NULL is the default stream; it has a number like any other. */
-static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
+enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
 {
     struct kvt_gpu *gpu = runtime->core.gpu;
     if (!stream && gpu->ops == &kvt_gpu_cuda_ops) stream = KVT_GPU_STREAM_DEFAULT;
@@ -370,7 +381,7 @@ enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const u
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_sequence_commit(&runtime->core, sequence, tokens, n, flags, number, NULL);
     return end_call(runtime, status);
 }
@@ -439,7 +450,8 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     const uint64_t count = is_state ? (table->live != KVT_NO_BLOCK) : table->count - first;
     for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
         const uint32_t block = is_state ? table->live : table->blocks[first + i];
-        ret_slots[i] = block == KVT_NO_BLOCK ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+        const bool is_pinned = block != KVT_NO_BLOCK && (is_state || first + i >= table->claimed_from);
+        ret_slots[i] = !is_pinned ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
     }
     *ret_first = first;
     *ret_count = count;
@@ -489,7 +501,7 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
     return end_call(runtime, status);
 }
@@ -609,7 +621,7 @@ static enum kvt_status copy_part(struct kvt_runtime *runtime, kvt_stream stream,
     uint8_t *memory = kvt_device_slot(runtime, group, slot);
     if (!memory || size_bytes > block_bytes || offset > block_bytes - size_bytes) return KVT_INVAL;
     uint32_t number;
-    KVT_TRY(stream_number(runtime, stream, &number));
+    KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
     struct part_copy *copy = kvt_alloc(1, sizeof *copy);
     if (!copy) return KVT_NOMEM;
     *copy = (struct part_copy){ .base = memory + offset, .is_read = is_read };
@@ -640,7 +652,7 @@ enum kvt_status kvt_device_write(struct kvt_runtime *runtime, kvt_stream stream,
 bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || stream_number(runtime, stream, &number) != KVT_OK) return false;
+    if (kvt_runtime_is_child(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK) return false;
     struct kvt_gpu *gpu = runtime->core.gpu;
     const kvt_mark mark = gpu->ops->mark(gpu, number);
     if (runtime->env.is_single_threaded) gpu->ops->synchronize(gpu, mark);
@@ -692,7 +704,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
     uint32_t number;
-    KVT_TRY(stream_number(runtime, stream, &number));
+    KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
     struct launch *launch = kvt_alloc(1, sizeof *launch);
     if (!launch) return KVT_NOMEM;
     *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch },
@@ -705,7 +717,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK)
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK)
         return;
     struct kvt_gpu *gpu = runtime->core.gpu;
     gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));

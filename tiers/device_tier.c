@@ -85,7 +85,7 @@ static struct kvt_pages pages_of(const struct group_map *map, uint32_t slot, uin
 static const struct kvt_chunk_view *view_chunks(const struct group_map *map, struct lane *lane,
                                                 const struct kvt_pages *pages)
 {
-    for (uint32_t layer = 0; layer < map->layers; layer++) {
+    for (uint32_t layer = 0; layer < pages->count / map->planes; layer++) {
         struct kvt_chunk_view *view = &lane->views[layer];
         view->plane[0] = kvt_pages_segment(pages, layer * map->planes);
         view->plane[1] = map->planes == 2 ? kvt_pages_segment(pages, layer * 2 + 1) : NULL;
@@ -118,6 +118,23 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     return KVT_OK;
 }
 
+/* The segments that a fetch writes: those of all layers, or of some, in their own places or in others'. */
+static struct kvt_pages pages_of_fetch(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
+    if (op->layer_count == 0) return pages;
+    pages.count = op->layer_count * map->planes;
+    pages.base += op->layer_target * map->planes;
+    pages.stride += op->layer_target * map->planes;
+    return pages;
+}
+
+/* Of an op's bytes, those that cross the link: of some layers their share. */
+static uint64_t fetched_bytes(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return op->layer_count == 0 ? op->length : (uint64_t)op->length * op->layer_count / map->layers;
+}
+
 /*
  * The form and length of the bytes may come from a record on disk: what does not fit the block is CORRUPT, no
  * assertion.
@@ -125,18 +142,20 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
 static enum kvt_status run_fetch(struct device_tier *d, struct kvt_tier_op *op)
 {
     const struct group_map *map = &d->groups[op->group];
-    const struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
+    const struct kvt_pages pages = pages_of_fetch(map, op);
+    const uint32_t layers = op->layer_count == 0 ? map->layers : op->layer_count;
     if (op->form == KVT_FORM_PACKED) {
         if (!d->codec) return KVT_CORRUPT;
         struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
-        const enum kvt_status status = kvt_codec_unpack(d->codec, op->group, op->host, op->length, op->tokens,
-                                                        view_chunks(map, lane, &pages), lane->scratch);
+        const enum kvt_status status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens,
+                                                               op->layer_first, layers, view_chunks(map, lane, &pages),
+                                                               lane->scratch);
         op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
         return status;
     }
-    if (op->length != pages.count * pages.bytes) return KVT_CORRUPT;
-    kvt_pages_scatter_ref(&pages, op->host);
+    if (op->length != map->segment_count * pages.bytes) return KVT_CORRUPT;
+    kvt_pages_scatter_ref(&pages, (uint8_t *)op->host + op->layer_first * map->planes * pages.bytes);
     return KVT_OK;
 }
 
@@ -162,7 +181,7 @@ static void run_job(struct kvt_gpu_job *gpu_job)
         break;
     case KVT_OP_FETCH:
         op->status = run_fetch(d, op);
-        gpu_job->link_bytes = op->length;
+        gpu_job->link_bytes = fetched_bytes(&d->groups[op->group], op);
         break;
     case KVT_OP_COPY: op->status = run_copy(d, op); break;
     }
@@ -287,7 +306,8 @@ static void finish_job(struct kvt_gpu_job *gpu_job)
 
     (void)pthread_mutex_lock(&d->lock);
     if (op->kind == KVT_OP_STASH) d->bytes_out += op->ret_length;
-    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK) d->bytes_in += op->length;
+    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK)
+        d->bytes_in += fetched_bytes(&d->groups[op->group], op);
     if (op->status == KVT_FULL) d->dropped++;
     job->next = NULL;
     *d->done_last = job;
@@ -306,6 +326,8 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     const struct group_map *map = &d->groups[op->group];
     KVT_ASSERT(op->slot < map->slot_count);
     KVT_ASSERT(op->tokens <= map->tokens_max);
+    KVT_ASSERT(op->layer_first + op->layer_count <= map->layers);
+    KVT_ASSERT(op->layer_target + op->layer_count <= map->layers);
     KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_OP_COPY, op->source_slot < map->slot_count));
     KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_OP_COPY, op->source_slot != op->slot));
 

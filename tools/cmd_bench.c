@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "tools/cli.h"
+#include "tools/cmd_bench_calibrate.h"
 #include "tools/cmd_bench_codec.h"
 #include "tools/cmd_bench_core.h"
 #include "tools/cmd_bench_store.h"
@@ -13,9 +14,20 @@ struct bench_options {
     bool is_json;
     uint64_t blocks;
     struct kvt_bench_store_options store;
+    struct kvt_bench_calibrate_options calibrate;
 };
 
-enum { OPTION_JSON = 256, OPTION_BLOCKS, OPTION_DIR, OPTION_SIZE, OPTION_PAIRS, OPTION_ONLY };
+enum {
+    OPTION_JSON = 256,
+    OPTION_BLOCKS,
+    OPTION_DIR,
+    OPTION_SIZE,
+    OPTION_PAIRS,
+    OPTION_ONLY,
+    OPTION_CALIBRATE,
+    OPTION_SHAPE,
+    OPTION_BLOCK_TOKENS
+};
 
 static const char command[] = "kvtier bench";
 
@@ -53,6 +65,14 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         (void)kvt_refuse_value(command, "--blocks", argument, rule);
         return EINVAL;
     }
+    case OPTION_CALIBRATE: options->calibrate.path = argument; return 0;
+    case OPTION_SHAPE: options->calibrate.shape = argument; return 0;
+    case OPTION_BLOCK_TOKENS: {
+        const char *rule = kvt_parse_count(argument, 1, 65535, &options->calibrate.block_tokens);
+        if (!rule) return 0;
+        (void)kvt_refuse_value(command, "--block-tokens", argument, rule);
+        return EINVAL;
+    }
     case OPTION_DIR:
     case OPTION_SIZE:
     case OPTION_PAIRS:
@@ -82,11 +102,17 @@ int kvt_cmd_bench(int argc, char **argv)
           "store: moved in one measurement (default 512MiB); five times as much disk is used", 0 },
         { "pairs", OPTION_PAIRS, "N", 0, "store: rounds that alternate the contestants (default 7)", 0 },
         { "only", OPTION_ONLY, "PART", 0, "store: speed, small, mixed or codec alone", 0 },
+        { "calibrate", OPTION_CALIBRATE, "FILE", 0,
+          "measure links, codec, the disk at --dir, and the main job's engine, and write them to FILE for kvtier sim "
+          "--links; some seconds",
+          0 },
+        { "shape", OPTION_SHAPE, "SHAPE", 0, "calibrate: of the blocks, as in kvtier run", 0 },
+        { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "calibrate: tokens of a block (default 16)", 0 },
         { 0 }
     };
     const struct argp argp = { .options = listed,
                                .parser = parse,
-                               .args_doc = "core|codec|store",
+                               .args_doc = "core|codec|store\n--calibrate FILE",
                                .doc = "Measures one part beside the ceiling of this machine in the same run.\v"
                                       "core: the runtime's bookkeeping beside misses of the cache. codec: pack and "
                                       "unpack beside memcpy, and what "
@@ -96,6 +122,12 @@ int kvt_cmd_bench(int argc, char **argv)
     struct bench_options options = { 0 };
     const int status = kvt_parse_options(&argp, argc, argv, &options);
     if (status != KVT_EXIT_OK) return status;
+    if (options.calibrate.path) {
+        if (options.part) return kvt_usage_error(command, "--calibrate excludes '%s'", options.part);
+        options.calibrate.directory = options.store.directory;
+        options.calibrate.is_json = options.is_json;
+        return kvt_bench_calibrate(&options.calibrate);
+    }
     if (options.part && strcmp(options.part, "core") == 0) return kvt_bench_core(options.blocks, options.is_json);
     if (options.part && strcmp(options.part, "codec") == 0) return kvt_bench_codec(options.is_json);
     if (options.part && strcmp(options.part, "store") == 0) {

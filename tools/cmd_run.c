@@ -17,7 +17,10 @@
 #include "tools/commands.h"
 #include "tools/run/content.h"
 #include "tools/run/engine.h"
+#include "tools/run/latencies.h"
+#include "tools/run/metrics_file.h"
 #include "tools/run/options.h"
+#include "tools/run/outputs.h"
 #include "tools/run/report.h"
 #include "tools/run/schedule.h"
 #include "tools/text.h"
@@ -150,9 +153,13 @@ static int print_report(const struct kvt_run_options *options, const struct kvt_
 }
 
 static int replay(const struct kvt_run_options *options, const struct kvt_workload *workload,
-                  struct kvt_runtime *runtime, struct kvt_engine *engine, bool *ret_is_engine_busy)
+                  struct kvt_runtime *runtime, struct kvt_engine *engine, struct kvt_outputs *outputs,
+                  bool *ret_is_engine_busy)
 {
     struct kvt_progress progress;
+    struct kvt_latencies latencies;
+    if (kvt_latencies_init(&latencies, workload->request_count) != KVT_OK) return kvt_failure(COMMAND, "out of memory");
+    kvt_outputs_watch(outputs, &latencies.watch);
     kvt_progress_begin(&progress, "run", workload->request_count);
     const struct kvt_schedule_options how = {
         .arrival = options->arrival,
@@ -167,14 +174,18 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         .on_progress = on_progress,
         .on_refused = on_refused,
         .user = &progress,
+        .watches = outputs->watches,
     };
     struct kvt_schedule_result result;
     const struct kvt_env env = kvt_env_default();
     const uint64_t begun_ns = kvt_env_now_ns(&env);
     const enum kvt_status status = kvt_schedule_run(runtime, &options->model.shape, workload, engine, &how, &result);
     kvt_progress_end(&progress);
-    if (status != KVT_OK) return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
-
+    if (status != KVT_OK) {
+        kvt_latencies_done(&latencies);
+        return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
+    }
+    kvt_latencies_sort(&latencies);
     struct kvt_report report = {
         .workload = workload,
         .shape = &options->model.shape,
@@ -182,6 +193,7 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         .device = kvt_device_name(runtime),
         .run = &result,
         .checks = kvt_engine_counts(engine),
+        .latencies = &latencies,
         .seconds = (double)(kvt_env_now_ns(&env) - begun_ns) * 1e-9,
         .has_host = options->host_bytes > 0,
         .has_store = options->nvme_path[0] != '\0',
@@ -189,11 +201,13 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
     kvt_stats(runtime, &report.stats);
     if (report.has_store) report.du_bytes = du_bytes_of_all(options->nvme_path);
     *ret_is_engine_busy = result.is_engine_busy;
-    return print_report(options, &report);
+    const int exit_status = print_report(options, &report);
+    kvt_latencies_done(&latencies);
+    return exit_status;
 }
 
 static int run_on(const struct kvt_run_options *options, const struct kvt_workload *workload,
-                  struct kvt_runtime *runtime)
+                  struct kvt_runtime *runtime, struct kvt_outputs *outputs)
 {
     struct kvt_content content;
     if (kvt_content_init(&content, &options->model.shape) != KVT_OK) return kvt_failure(COMMAND, "out of memory");
@@ -208,7 +222,7 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     int exit_status;
     const enum kvt_status status = kvt_engine_create(runtime, &options->model.shape, &content, &how, &engine);
     if (status == KVT_OK) {
-        exit_status = replay(options, workload, runtime, engine, &is_engine_busy);
+        exit_status = replay(options, workload, runtime, engine, outputs, &is_engine_busy);
     } else if (status == KVT_UNSUPPORTED) {
         exit_status = kvt_failure(COMMAND, "the %s device gives no stream", kvt_device_name(runtime));
     } else {
@@ -218,6 +232,20 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     if (is_engine_busy) _exit(exit_status);
     kvt_engine_destroy(&engine);
     kvt_content_done(&content);
+    return exit_status;
+}
+
+/* The run, and its metrics in a file while it goes on, when that was asked for. */
+static int run_watched(const struct kvt_run_options *options, const struct kvt_workload *workload,
+                       struct kvt_runtime *runtime, struct kvt_outputs *outputs)
+{
+    struct kvt_metrics_file *file = NULL;
+    const int error = options->metrics_path ? kvt_metrics_file_start(runtime, options->metrics_path, &file) : 0;
+    if (error != 0)
+        return kvt_usage_error(COMMAND, "--metrics is '%s': it cannot be written: %s", options->metrics_path,
+                               strerror(error));
+    const int exit_status = run_on(options, workload, runtime, outputs);
+    kvt_metrics_file_stop(&file);
     return exit_status;
 }
 
@@ -238,6 +266,13 @@ int kvt_cmd_run(int argc, char **argv)
     struct kvt_env env = kvt_env_default();
     env.log = on_log;
     env.seed = options.workload.seed;
+    struct kvt_outputs outputs;
+    const int opened = kvt_outputs_open(&outputs, COMMAND, &options, workload, kvt_env_now_ns(&env));
+    if (opened != KVT_EXIT_OK) {
+        kvt_workload_destroy(&workload);
+        return opened;
+    }
+    kvt_outputs_watch_transfers(&outputs, &env);
     struct kvt_config config = kvt_run_options_config(&options);
     config.env = &env;
     config.sequences_max = kvt_max_u32(4096, kvt_min_u32(workload->request_count, 1u << 20) + 16);
@@ -246,12 +281,14 @@ int kvt_cmd_run(int argc, char **argv)
     status = kvt_open(&config, &runtime, error, sizeof error);
     int exit_status;
     if (status == KVT_OK) {
-        exit_status = run_on(&options, workload, runtime);
+        exit_status = run_watched(&options, workload, runtime, &outputs);
         if (exit_status == EXIT_INTERRUPTED) limit_close();
         kvt_close(&runtime);
     } else {
         exit_status = refuse_open(&options, status, error);
     }
+    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    if (exit_status == KVT_EXIT_OK) exit_status = finished;
     kvt_workload_destroy(&workload);
     return exit_status;
 }

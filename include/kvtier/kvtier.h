@@ -234,7 +234,7 @@ KVT_API uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq);
 
 /*
  * Slots of the sequence's blocks in one group, in token order from block *ret_first on (0 but in window groups);
- * KVT_NO_SLOT where a block was dropped. State group: one entry, the live state. Valid from step_begin to step_end.
+ * KVT_NO_SLOT where a block was dropped, or is read through a reader (kvt_seq_stream). State group: one entry, the live state. Valid from step_begin to step_end.
  * *ret_count: how many there are, also when more than max. INVAL: not in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
@@ -305,6 +305,74 @@ KVT_API bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns);
 /* Readable when kvt_wait would not block. Owned by the runtime. */
 KVT_API int kvt_eventfd(struct kvt_runtime *runtime);
 
+/* ---- Contexts that the device does not hold ---------------------------------------------------------------------- */
+
+/*
+ * A sequence that is streamed may be longer than the device. In its full groups it claims only what it writes: its tail
+ * and the tokens it has reserved. At the end of the step that fills a block, the block may leave for host memory and
+ * nvme, and is read through a reader from then on; kvt_seq_table has KVT_NO_SLOT for it. Everything else is as ever:
+ *
+ *     kvt_seq_create(rt, { ..., .is_idle = true }, &seq, &reused);  found, not claimed
+ *     kvt_seq_stream(rt, seq);  kvt_seq_resume(rt, seq, &room);     streamed from now on
+ *     kvt_reader_open(rt, seq, group, slots, &room, &reader);       a window of so many device slots
+ *     each step, between begin and end, for layer after layer:
+ *         kvt_reader_begin(rt, reader, layer, 0, blocks);           a pass over the layer's part of these blocks
+ *         while kvt_reader_next(...) is KVT_PIECE_HERE: attend to the piece on stream, merge (kernels/attention.h)
+ *         is KVT_PIECE_PENDING: kvt_wait, and ask again
+ *     kvt_reader_close(rt, &reader);
+ *
+ * INVAL: stale, or not idle. It stays streamed until it ends; its forks are too.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_stream(struct kvt_runtime *runtime, kvt_seq seq);
+
+/* A window of a sequence's; ends with it. A stale one is refused with KVT_INVAL. 0 is none. */
+typedef uint64_t kvt_reader_id;
+
+/*
+ * Takes `slots` device slots for a window of one group of a sequence (any, streamed or not). A slot has a place for each
+ * of the group's layers, and a place takes one layer of one block: slots * layers blocks are on their way, or being
+ * read, at a time. OK only with KVT_ROOM_OK. INVAL: stale, no such group, a state group, no slots. FULL: 16 are open |
+ * NOMEM.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_open(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
+                                                      uint32_t slots, enum kvt_room *ret_room,
+                                                      kvt_reader_id *ret_reader);
+
+/*
+ * Begins a pass through one layer of blocks [first, end) of the sequence, which is in a step; a pass that was under way
+ * ends. What the first pieces need starts moving. A pass ends with its step. INVAL: stale, not in a step, no such layer,
+ * or no such blocks.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_begin(struct kvt_runtime *runtime, kvt_reader_id reader,
+                                                       uint32_t layer, uint64_t first, uint64_t end);
+
+enum kvt_piece_state {
+    KVT_PIECE_HERE,    /* the next blocks are there */
+    KVT_PIECE_PENDING, /* they are on their way: kvt_wait and ask again */
+    KVT_PIECE_END,     /* the pass is over */
+    KVT_PIECE_LOST     /* tokens from lost_from on are gone: end the step, truncate, and compute them again */
+};
+struct kvt_piece {
+    enum kvt_piece_state state;
+    uint64_t first; /* block number of the first one; they follow each other */
+    uint32_t count;
+    uint64_t lost_from; /* when lost */
+};
+
+/*
+ * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c of a group starts
+ * at kvt_device_slot(runtime, group, 0) + c * (block bytes / layers), K before V; KVT_NO_SLOT where a window dropped the
+ * block. They are ordered before whatever is submitted to stream from now on, and stay where they are until everything
+ * submitted to stream before the next call on this reader (or the end of the step) is done. INVAL: stale, not in a step,
+ * or no pass.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_next(struct kvt_runtime *runtime, kvt_reader_id reader,
+                                                      kvt_stream stream, uint32_t *ret_chunks, uint32_t max,
+                                                      struct kvt_piece *ret_piece);
+
+/* Gives the window back. Not in a step: INVAL. A stale one is fine. Zeroes the reader when OK. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_close(struct kvt_runtime *runtime, kvt_reader_id *reader);
+
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 enum { KVT_TIER_DEVICE, KVT_TIER_HOST, KVT_TIER_NVME, KVT_TIERS };
@@ -343,9 +411,19 @@ struct kvt_stats {
     double store_write_amplification;          /* written over stored; 0: nothing was stored */
     uint64_t bookkeeping_bytes;                /* the core's tables, touched or not */
     uint64_t prefetched_blocks, demand_blocks; /* fetches to the device by reason */
+    uint64_t window_chunks;                    /* layers of blocks that came through readers' windows */
 };
 
 KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
+
+/*
+ * The same and more for a monitoring system, in the OpenMetrics text format 1.0.0: hits by tier, latencies of each link
+ * as histograms, stalls by cause, failures and drops by reason, the endurance budget left. Counters start at open.
+ * Writes at most `bytes` bytes, the final NUL included, and returns the length of the whole text without it, as
+ * snprintf does: when that is not less than `bytes`, ask again with more room (64 KiB is enough). 0 in a child of fork.
+ * docs/operations.md explains each family.
+ */
+KVT_API size_t kvt_metrics_text(struct kvt_runtime *runtime, char *ret_text, size_t bytes);
 
 /* ---- The device -------------------------------------------------------------------------------------------------- */
 

@@ -73,15 +73,16 @@ uint32_t kvt_codec_pack(struct kvt_codec *c, uint32_t group, const struct kvt_ch
     return (uint32_t)length;
 }
 
-enum kvt_status kvt_codec_unpack(struct kvt_codec *c, uint32_t group, const uint8_t *packed, uint32_t length,
-                                 uint32_t tokens, const struct kvt_chunk_view *chunks, void *scratch)
+enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *c, uint32_t group, const uint8_t *packed, uint32_t length,
+                                        uint32_t tokens, uint32_t first, uint32_t count,
+                                        const struct kvt_chunk_view *chunks, void *scratch)
 {
     const struct kvt_group_shape *shape = &c->shape.groups[group];
     const uint64_t plane_bytes = kvt_group_row_bytes(shape) * tokens;
     if (length != FAKE_HEAD_BYTES + plane_bytes * planes_of(shape) * shape->layers) return KVT_CORRUPT;
     if (kvt_load_u32(packed) != FAKE_MAGIC || kvt_load_u32(packed + 4) != tokens) return KVT_CORRUPT;
-    const uint8_t *in = packed + length;
-    for (uint32_t layer = 0; layer < shape->layers; layer++) {
+    const uint8_t *in = packed + length - first * planes_of(shape) * plane_bytes;
+    for (uint32_t layer = 0; layer < count; layer++) {
         for (uint32_t p = 0; p < planes_of(shape); p++) {
             for (uint64_t i = 0; i < plane_bytes; i++) chunks[layer].plane[p][i] = (uint8_t) ~*--in;
         }

@@ -87,12 +87,18 @@ bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uin
 bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t now_ns)
 {
     s->result->requests_completed++;
-    if (s->options->on_turn) {
-        const struct kvt_turn turn = {
-            .due_ns = c->due_ns, .first_ns = c->first_ns, .ended_ns = now_ns, .generated = kvt_conversation_generated(c)
-        };
-        s->options->on_turn(s->options->user, &turn);
-    }
+    const struct kvt_turn turn = {
+        .request = c->request,
+        .conversation = (uint32_t)(c - s->conversations.all),
+        .due_ns = kvt_min_u64(c->due_ns, c->begun_ns),
+        .begun_ns = c->begun_ns,
+        .first_ns = c->first_ns,
+        .ended_ns = now_ns,
+        .prompt = c->prompt,
+        .reused = c->reused,
+        .generated = kvt_conversation_generated(c),
+    };
+    KVT_SCHEDULE_TELL(s, on_turn, &turn)
     s->result->tokens_reused += c->reused;
     for (uint32_t g = 0; g < s->shape->group_count; g++) {
         s->result->paged_bytes_sum += (double)kvt_engine_blocks_claimed(s->shape, g, c->committed, 0)
@@ -177,6 +183,7 @@ static void into_batch(struct kvt_schedule *s, struct kvt_conversation *c)
     kvt_list_insert_by_ticket(&s->running, c);
     s->result->running_max = kvt_max_u32(s->result->running_max, s->running.count);
     s->moved_ns = kvt_schedule_now_ns(s);
+    if (c->begun_ns == 0) c->begun_ns = s->moved_ns;
 }
 
 static enum taken resume(struct kvt_schedule *s, struct kvt_conversation *c)

@@ -45,6 +45,9 @@ enum option_key {
     OPTION_PREFILL,
     OPTION_THINK,
     OPTION_SEED,
+    OPTION_TRACE_OUT,
+    OPTION_RECORD,
+    OPTION_METRICS,
     OPTION_JSON
 };
 
@@ -104,6 +107,12 @@ static const struct argp_option option_table[] = {
       3 },
     { "verify", OPTION_VERIFY, "HOW", 0,
       "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
+    { "trace-out", OPTION_TRACE_OUT, "FILE", 0,
+      "write steps, stalls, transfers and sequences as a trace that Perfetto and Chrome show", 3 },
+    { "record", OPTION_RECORD, "FILE", 0,
+      "write the requests as a trace that run and sim replay (with the same --block-tokens)", 3 },
+    { "metrics", OPTION_METRICS, "FILE", 0,
+      "write the metrics to FILE once a second, as OpenMetrics text: kvtier top FILE shows them", 3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { 0 }
 };
@@ -149,6 +158,13 @@ static error_t read_rate(const struct argp_state *state, const char *option, con
 {
     const char *rule = kvt_parse_rate(value, ret_bytes_per_s);
     return rule ? refuse(state, option, value, rule) : 0;
+}
+
+static error_t read_path(const struct argp_state *state, const char *option, char *value, const char **ret_path)
+{
+    if (value[0] == '\0') return refuse(state, option, value, "the file to write");
+    *ret_path = value;
+    return 0;
 }
 
 /* The place of value in `names`, which ends with NULL. */
@@ -275,6 +291,9 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
         error = read_count(state, "--prefill-chunk", value, 1, UINT32_MAX, &options->prefill_chunk);
         break;
     case OPTION_STEP: error = read_ms(state, "--step-ms", value, &options->step_ns); break;
+    case OPTION_TRACE_OUT: error = read_path(state, "--trace-out", value, &options->trace_out); break;
+    case OPTION_RECORD: error = read_path(state, "--record", value, &options->record); break;
+    case OPTION_METRICS: asked->options->metrics_path = value; return 0;
     case OPTION_JSON: options->is_json = true; break;
     default: return ARGP_ERR_UNKNOWN;
     }

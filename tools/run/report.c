@@ -159,6 +159,7 @@ static void put_steps(struct json_object *root, const struct kvt_report *report)
     put(steps, "sequences_max", run->running_max);
     put(steps, "parked", run->parked);
     put(steps, "given_up", run->given_up);
+    kvt_latencies_put(report->latencies, root);
 }
 
 static void put_stores(struct json_object *root, const struct kvt_report *report)
@@ -283,6 +284,15 @@ static void print_steps(const struct kvt_report *report, FILE *stream)
     (void)fprintf(stream, "%s\n", stalled > 0 ? ")" : "");
 }
 
+static void print_latencies(const struct kvt_report *report, FILE *stream)
+{
+    const struct kvt_latencies *latencies = report->latencies;
+    if (latencies->turn_count == 0) return;
+    (void)fprintf(stream, "  latency     first token after %.1f ms (p99 %.1f), later ones %.2f ms apart (p99 %.2f)\n",
+                  kvt_latencies_first_ms(latencies, 0.5), kvt_latencies_first_ms(latencies, 0.99),
+                  kvt_latencies_token_ms(latencies, 0.5), kvt_latencies_token_ms(latencies, 0.99));
+}
+
 static void print_sizes(const struct kvt_report *report, FILE *stream)
 {
     const struct kvt_stats *stats = &report->stats;
@@ -326,6 +336,7 @@ void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
                   kvt_format_count(report->checks->mismatches).text);
     print_tiers(report, stream);
     print_steps(report, stream);
+    print_latencies(report, stream);
     print_sizes(report, stream);
 }
 

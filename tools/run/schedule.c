@@ -98,12 +98,18 @@ static bool give_up_when_late(struct kvt_schedule *s, uint64_t now_ns)
     return kvt_schedule_give_up_one(s, &is_given);
 }
 
+static void count_stall(struct kvt_schedule *s, enum kvt_stall_cause cause, uint64_t from_ns, uint64_t to_ns)
+{
+    s->result->stall_ns[cause] += to_ns - from_ns;
+    KVT_SCHEDULE_TELL(s, on_stall, cause, from_ns, to_ns)
+}
+
 /* Waits for the runtime once; the time since the last mark is a stall of this cause. False: the run ends. */
 static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
 {
     (void)kvt_wait(s->runtime, WAIT_SLICE_NS);
     const uint64_t now = kvt_schedule_now_ns(s);
-    s->result->stall_ns[cause] += now - s->mark_ns;
+    count_stall(s, cause, s->mark_ns, now);
     s->mark_ns = now;
     if (kvt_schedule_is_interrupted(s)) {
         s->result->outcome = KVT_OUTCOME_INTERRUPTED;
@@ -418,6 +424,8 @@ static void sample_memory(struct kvt_schedule *s)
     if (s->result->steps % STATS_EVERY != 1) return;
     struct kvt_stats stats;
     kvt_stats(s->runtime, &stats);
+    const uint64_t now_ns = kvt_schedule_now_ns(s);
+    KVT_SCHEDULE_TELL(s, on_sample, now_ns, &stats)
     if (stats.slot_tokens == 0) return;
     s->result->used_ratio_sum += (double)stats.used_tokens / (double)stats.slot_tokens;
     s->result->used_ratio_count++;
@@ -432,7 +440,7 @@ static void account_step(struct kvt_schedule *s, const struct kvt_engine_times *
         has_fetched = has_fetched || (s->plan[i].is_ready && s->plan[i].conversation->is_back);
     }
     if (has_fetched && gap > STREAM_GAP_NS) {
-        s->result->stall_ns[KVT_STALL_HOST_LINK] += gap;
+        count_stall(s, KVT_STALL_HOST_LINK, times->launched_ns, times->started_ns);
         is_stalled = true;
     }
     const uint64_t took = times->ended_ns - times->started_ns;
@@ -440,6 +448,14 @@ static void account_step(struct kvt_schedule *s, const struct kvt_engine_times *
     s->result->step_ns_sum += took;
     s->result->steps++;
     s->result->steps_stalled += is_stalled;
+    if (!s->options->watches) return;
+    struct kvt_step_record step = { .started_ns = times->started_ns, .ended_ns = times->ended_ns };
+    for (uint32_t i = 0; i < s->plan_count; i++) {
+        if (!s->plan[i].is_ready) continue;
+        step.sequences++;
+        step.tokens += s->plan[i].count;
+    }
+    KVT_SCHEDULE_TELL(s, on_step, &step)
 }
 
 /* Moves every sequence of the step on. False: the run ends. */

@@ -57,6 +57,12 @@ struct kvt_schedule {
     uint64_t told_ns; /* when look-ahead was last told */
 };
 
+/* Calls a member of each watch that has it. */
+#define KVT_SCHEDULE_TELL(s, member, ...)                                                                       \
+    for (const struct kvt_schedule_watch *const *watch_ = (s)->options->watches; watch_ && *watch_; watch_++) { \
+        if ((*watch_)->member) (*watch_)->member((*watch_)->user, __VA_ARGS__);                                 \
+    }
+
 uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s);
 bool kvt_schedule_is_interrupted(const struct kvt_schedule *s);
 

@@ -235,6 +235,12 @@ static void after_stash(struct kvt_gpu_job *gpu_job)
     if (op->ret_length == 0) op->status = KVT_FULL;
 }
 
+/* Where the bytes of a raw fetch begin: with its first layer. */
+static uint8_t *raw_source(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return (uint8_t *)op->host + op->layer_first * map->planes * op->tokens * map->row_bytes;
+}
+
 static bool before_fetch(struct kvt_gpu_job *gpu_job)
 {
     struct device_job *job = (struct device_job *)gpu_job;
@@ -242,13 +248,14 @@ static bool before_fetch(struct kvt_gpu_job *gpu_job)
     struct kvt_tier_op *op = job->op;
     const struct group_map *map = &d->groups[op->group];
     if (op->form != KVT_FORM_PACKED) {
-        memcpy(gpu_job->staging, op->host, op->length);
+        memcpy(gpu_job->staging, raw_source(map, op), gpu_job->move.pages.count * gpu_job->move.pages.bytes);
         return true;
     }
     struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
     const uint64_t start_ns = kvt_env_now_ns(&d->env);
-    op->status = kvt_codec_unpack(d->codec, op->group, op->host, op->length, op->tokens,
-                                  view_staging(map, lane, gpu_job->staging, op->tokens), lane->scratch);
+    op->status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens, op->layer_first,
+                                         op->layer_count == 0 ? map->layers : op->layer_count,
+                                         view_staging(map, lane, gpu_job->staging, op->tokens), lane->scratch);
     op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
     job->is_refused = op->status != KVT_OK;
     return !job->is_refused;
@@ -281,6 +288,8 @@ static void plan_move(struct device_job *job)
         break;
     case KVT_OP_FETCH:
         gpu_job->move.kind = KVT_GPU_MOVE_SCATTER;
+        gpu_job->move.pages = pages_of_fetch(map, op);
+        gpu_job->move.host = raw_source(map, op);
         gpu_job->before = gpu_job->is_staged ? before_fetch : NULL;
         if (is_packed ? !d->codec : op->length != raw_bytes_of(map, op)) {
             gpu_job->before = NULL;
@@ -306,8 +315,7 @@ static void finish_job(struct kvt_gpu_job *gpu_job)
 
     (void)pthread_mutex_lock(&d->lock);
     if (op->kind == KVT_OP_STASH) d->bytes_out += op->ret_length;
-    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK)
-        d->bytes_in += fetched_bytes(&d->groups[op->group], op);
+    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK) d->bytes_in += fetched_bytes(&d->groups[op->group], op);
     if (op->status == KVT_FULL) d->dropped++;
     job->next = NULL;
     *d->done_last = job;

@@ -44,7 +44,7 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         const char *line;
     } cases[] = {
         { { NULL }, "the part" },
-        { { "stores" }, "core, codec or store" },
+        { { "stores" }, "core, codec, copy or store" },
         { { "store", "core" }, "core" },
         { { "store" }, "--dir is missing" },
         { { "store", "--dir", "" }, "an existing directory" },
@@ -55,6 +55,7 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         { { "store", "--dir", "/tmp", "--pairs", "102" }, "--pairs" },
         { { "store", "--dir", "/tmp", "--only", "some" }, "speed, small, mixed or codec" },
         { { "core", "--blocks", "7" }, "--blocks" },
+        { { "copy", "--device", "gpu" }, "one of auto, cuda, emulated" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         const char *arguments[9] = { "bench" };

@@ -29,7 +29,7 @@ struct blocks {
 
 static uint8_t *buffer_of(const struct blocks *b, uint32_t slot) { return b->buffers + slot * b->buffer_bytes; }
 
-static const struct kvt_content_run run_of(struct blocks *b, uint32_t number)
+static struct kvt_content_run run_of(struct blocks *b, uint32_t number)
 {
     uint64_t identity = KVT_CONTENT_ROOT + number;
     for (uint32_t t = 0; t < BLOCK_TOKENS; t++)

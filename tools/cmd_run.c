@@ -238,9 +238,7 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     if (status == KVT_OK) {
         exit_status = replay(options, workload, runtime, engine, streamer, outputs, &is_engine_busy);
     } else if (status == KVT_UNSUPPORTED) {
-        exit_status = kvt_usage_error(COMMAND,
-                                      "--device is '%s': the run's model has kernels for the emulated device only",
-                                      kvt_device_name(runtime));
+        exit_status = kvt_failure(COMMAND, "the %s device gives no stream", kvt_device_name(runtime));
     } else {
         exit_status = kvt_failure(COMMAND, "%s", kvt_status_text(status));
     }

@@ -172,13 +172,30 @@ static void people_get_a_table_and_programs_csv(void **state)
     assert_non_null(strstr(outcome.out, "second-sight"));
 }
 
+struct wrong {
+    const char *words, *named;
+};
+
+/* Each is refused with status 2, one line that names it, and nothing on stdout. */
+static void assert_refused(const struct wrong *wrong, size_t count)
+{
+    write_trace(THREE_REQUESTS);
+    for (size_t i = 0; i < count; i++) {
+        sim(wrong[i].words);
+        if (outcome.exit_status != 2)
+            fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_memory_equal(outcome.err, "kvtier sim: ", 12);
+        if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
+    }
+}
+
 /* Goal: each wrong value is refused with status 2, one line that names it, and nothing on stdout. */
 static void a_wrong_value_gets_one_line_that_names_it(void **state)
 {
     (void)state;
-    static const struct {
-        const char *words, *named;
-    } wrong[] = {
+    static const struct wrong wrong[] = {
         { "", "--trace" },
         { "--trace @ --workload chat", "--trace" },
         { "--workload chat surplus", "surplus" },
@@ -211,6 +228,18 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --capacities 99999999999999999999", "--capacities" },
         { "--workload chat --admission hope", "--admission" },
         { "--workload chat --admission all --capacities 1+2", "--admission" },
+        { "--workload chat --plot picture.jpg", "--plot" },
+        { "--workload chat --policies belady --admission all", "--policies" },
+        { "--workload chat --json --csv", "--json" },
+    };
+    assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
+}
+
+/* Goal: the same in virtual time. */
+static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **state)
+{
+    (void)state;
+    static const struct wrong wrong[] = {
         { "--workload chat --hbm 8MiB --gpu abacus", "--gpu" },
         { "--workload chat --hbm 8MiB --gpu flops=0,bytes=1,link=1", "--gpu" },
         { "--workload chat --gpu h200 --parameters many", "--parameters" },
@@ -233,20 +262,8 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },
-        { "--workload chat --plot picture.jpg", "--plot" },
-        { "--workload chat --policies belady --admission all", "--policies" },
-        { "--workload chat --json --csv", "--json" },
     };
-    write_trace(THREE_REQUESTS);
-    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
-        sim(wrong[i].words);
-        if (outcome.exit_status != 2)
-            fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
-        assert_string_equal(outcome.out, "");
-        assert_int_equal(count_lines(outcome.err), 1);
-        assert_memory_equal(outcome.err, "kvtier sim: ", 12);
-        if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
-    }
+    assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
 }
 
 /* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
@@ -285,6 +302,45 @@ static void a_picture_is_gnuplots(void **state)
     (void)unlink(drawn);
     (void)unlink(drawer);
     (void)setenv("PATH", before, 1);
+}
+
+/* Goal: of virtual time, reuse against capacity and the first point's time are drawn, two panels in one picture. */
+static void a_picture_of_virtual_time_has_two_panels(void **state)
+{
+    (void)state;
+    char drawer[PATH_BYTES + 16], drawn[PATH_BYTES + 16], line[2 * PATH_BYTES + 256], before[4096];
+    static char script[65536];
+    const char *path = getenv("PATH");
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
+    FILE *file = fopen(drawer, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(drawer, 0700), 0);
+    (void)snprintf(
+        line, sizeof line,
+        "--workload chat --requests 12 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 3MiB,6MiB --host "
+        "8MiB --link-hbm 0.02 --step-ms 1 --policies lru,sieve --plot %s/a.svg",
+        root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line);
+    assert_int_equal(setenv("PATH", before, 1), 0);
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_non_null(strstr(script, "set multiplot layout 2,1"));
+    assert_non_null(strstr(script, "set xlabel 'MiB in all tiers'"));
+    assert_non_null(strstr(script, "linespoints title 'lru', '-' using 1:2 with linespoints title 'sieve'\n"));
+    assert_non_null(strstr(script, "set title 'lru, hbm 3MiB'"));
+    assert_non_null(strstr(script, "title 'device', '-' using 1:2 with lines title 'host'"));
+    assert_non_null(strstr(script, "title 'stalled'"));
+    (void)unlink(drawn);
+    (void)unlink(drawer);
 }
 
 /* ---- In virtual time --------------------------------------------------------------------------------------------- */
@@ -481,7 +537,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
+        cmocka_unit_test_setup_teardown(a_wrong_value_of_virtual_time_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_of_virtual_time_has_two_panels, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),
         cmocka_unit_test_setup_teardown(commas_make_a_grid_in_virtual_time, enter, leave),

@@ -77,6 +77,7 @@ void kvt_core_done(struct kvt_core *core)
     if (core->sequences) kvt_table_unmap(core->sequences, (size_t)core->config.sequences_max * sizeof *core->sequences);
     for (uint32_t q = 0; q < 2; q++)
         kvt_table_unmap(core->write_back[q].entries, WRITE_BACK_ENTRIES * sizeof *core->write_back[q].entries);
+    for (uint32_t r = 0; r < KVT_READERS_MAX; r++) kvt_reader_free(&core->readers[r]);
     for (uint32_t p = 0; p < core->config.pool_count; p++) kvt_pool_done(&core->pools[p]);
     if (core->has_host) kvt_host_pool_done(&core->host);
     kvt_prefix_done(&core->prefix);
@@ -153,6 +154,11 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
         core->nvme_retry_ns = 0;
         core->changes++;
     }
+    if (core->device_retry_ns != 0 && core->now_ns >= core->device_retry_ns) {
+        core->device_retry_ns = 0;
+        core->changes++;
+    }
+    kvt_readers_pump(core);
     is_more = kvt_planner_make_room(core) || is_more;
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);
@@ -172,6 +178,7 @@ uint64_t kvt_core_next_timer(const struct kvt_core *core)
     uint64_t next = UINT64_MAX;
     if (core->transfers.oldest != KVT_NO_TRANSFER) next = core->transfers.items[core->transfers.oldest].deadline_ns;
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
+    if (core->device_retry_ns > core->now_ns) next = kvt_min_u64(next, core->device_retry_ns);
     /* While a sequence waits for its blocks, prefetch waits for that. */
     if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE)
         next = kvt_min_u64(next, kvt_planner_next_start_ns(core));

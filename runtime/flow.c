@@ -3,11 +3,13 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/plant.h"
+#include "runtime/reader.h"
 #include "runtime/residency.h"
 
 #define POLL_BATCH 64
 #define FAILURES_MAX 8
 #define STORE_RETRY_NS (50u * 1000u * 1000u)
+#define DEVICE_RETRY_NS (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
 {
@@ -199,6 +201,51 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return KVT_FLOW_LOST;
+    if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
+    if (!kvt_host_reserve(core, index, block->nvme_length)) return KVT_FLOW_NO_HOST_SLOT;
+    submit_nvme_to_host(core, begin(core, KVT_LEG_NVME_TO_HOST, index, index, KVT_PRIORITY_DEMAND));
+    return KVT_FLOW_STARTED;
+}
+
+enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t layer,
+                                 const struct kvt_window_place *place)
+{
+    struct kvt_block *source = kvt_core_block(core, index);
+    struct kvt_block *window = kvt_core_block(core, place->block);
+    KVT_ASSERT(kvt_copy_is_resident(source, KVT_TIER_HOST)); /* invariant 2 */
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_WINDOW, index, place->block, KVT_PRIORITY_DEMAND);
+    if (!transfer) return KVT_FLOW_BUSY;
+    /* The window's block stays where it is until the op is back, whatever becomes of its reader. */
+    kvt_block_ref(core, place->block);
+    kvt_block_claim(core, place->block);
+    transfer->reader = place->reader;
+    transfer->pass = place->pass;
+    transfer->entry = place->entry;
+    transfer->host_slot = source->host_slot;
+    source->readers[KVT_TIER_HOST]++;
+    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    struct kvt_tier_op *op = &transfer->op;
+    op->kind = KVT_OP_FETCH;
+    op->slot = window->device_slot;
+    op->layer_first = layer;
+    op->layer_count = 1;
+    op->layer_target = place->place;
+    op->host = kvt_host_pool_address(&core->host, source->host_slot);
+    op->form = kvt_block_has(source, KVT_BLOCK_HOST_PACKED) ? KVT_FORM_PACKED : KVT_FORM_RAW;
+    op->length = source->host_length;
+    op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
+    op->after[0] = place->after;
+    if (KVT_PLANTED(WINDOW_BEFORE_READ)) op->after[0] = 0;
+    op->after[1] = kvt_core_pool(core, window)->slots[window->device_slot].mark;
+    submit(core, transfer);
+    return KVT_FLOW_STARTED;
+}
+
 bool kvt_flow_can_copy_now(const struct kvt_core *core)
 {
     const struct kvt_tier *device = core->config.device;
@@ -221,6 +268,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(kvt_copy_is_resident(block, KVT_TIER_DEVICE)); /* invariant 2 */
     if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (core->now_ns < core->device_retry_ns) return KVT_FLOW_BUSY;
     if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
     const bool is_packed = core->config.is_packing && !kvt_block_has(block, KVT_BLOCK_RAW_ONLY);
     const uint32_t raw = kvt_block_raw_bytes(core, block, block->tokens);
@@ -327,6 +375,7 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
         block->host_length = op->ret_length;
         kvt_block_set(block, KVT_BLOCK_HOST_PACKED, op->ret_form == KVT_FORM_PACKED);
         kvt_host_filled(core, index);
+        core->device_failures = 0;
         const uint32_t raw = kvt_block_raw_bytes(core, block, block->lower_tokens);
         if (op->ret_form == KVT_FORM_PACKED) {
             core->counters.packed_blocks++;
@@ -348,6 +397,8 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
             if (is_whole) kvt_host_pool_learn(&core->host, block->group, 0);
         } else {
             core->counters.failures++;
+            /* A device that keeps failing is asked less often: trying again at once would never end. */
+            if (++core->device_failures >= FAILURES_MAX) core->device_retry_ns = core->now_ns + DEVICE_RETRY_NS;
         }
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
@@ -399,13 +450,19 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
         core->counters.bytes_out[KVT_TIER_NVME] += op->ret_length;
         core->counters.bytes_in[KVT_TIER_HOST] += op->ret_length;
         measure_link(core, KVT_TIER_NVME, op, op->ret_length);
-        submit_host_to_device(core, transfer);
-        return true;
+        if (transfer->goes_on) {
+            submit_host_to_device(core, transfer);
+            return true;
+        }
+        core->events++;
+        kvt_block_settle(core, index);
+        return false;
     }
     core->counters.failures++;
+    core->events++;
     kvt_host_failed(core, index, false);
     nvme_read_failed(core, index, op->status);
-    kvt_device_failed(core, transfer->target, false);
+    if (transfer->goes_on) kvt_device_failed(core, transfer->target, false);
     end_prefetch(core, transfer);
     if (transfer->target != index) kvt_block_settle(core, index);
     kvt_block_settle(core, transfer->target);
@@ -458,6 +515,33 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     kvt_block_settle(core, target);
 }
 
+/* The window's block is no longer written by this op. */
+static void let_window_go(struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    kvt_block_unclaim(core, transfer->target, 0);
+    kvt_block_unref(core, transfer->target);
+}
+
+static void host_to_window_done(struct kvt_core *core, struct kvt_transfer *transfer)
+{
+    const uint32_t source = transfer->source;
+    const struct kvt_tier_op *op = &transfer->op;
+    kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+    if (op->status == KVT_OK) {
+        const uint64_t bytes = op->length / core->groups[op->group].layers;
+        core->counters.window_chunks++;
+        core->counters.bytes_out[KVT_TIER_HOST] += bytes;
+        core->counters.bytes_in[KVT_TIER_DEVICE] += bytes;
+    } else {
+        core->counters.failures++;
+        if (op->status == KVT_CORRUPT) unpack_failed(core, source);
+    }
+    core->events++;
+    kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, op->status);
+    let_window_go(core, transfer);
+    kvt_block_settle(core, source);
+}
+
 /* The op of an abandoned transfer is back: nothing changes but the quarantine and the readers. */
 static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
@@ -481,6 +565,10 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_copy_reader_gone(
             core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST : (uint32_t)KVT_TIER_DEVICE,
             false);
+        break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+        let_window_go(core, transfer);
         break;
     }
     core->events++;
@@ -537,6 +625,7 @@ static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
         case KVT_LEG_NVME_TO_HOST: goes_on = nvme_to_host_done(core, transfer); break;
         case KVT_LEG_HOST_TO_DEVICE:
         case KVT_LEG_DEVICE_TO_DEVICE: device_fill_done(core, transfer); break;
+        case KVT_LEG_HOST_TO_WINDOW: host_to_window_done(core, transfer); break;
         }
     }
     if (!goes_on) kvt_transfers_end(&core->transfers, transfer);
@@ -581,7 +670,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_core_block(core, source)->readers[KVT_TIER_NVME]--;
         kvt_host_failed(core, source, true);
         nvme_read_failed(core, source, KVT_NOTFOUND);
-        kvt_device_failed(core, target, false); /* no device work was under way */
+        if (transfer->goes_on) kvt_device_failed(core, target, false); /* no device work was under way */
         end_prefetch(core, transfer);
         break;
     case KVT_LEG_HOST_TO_DEVICE:
@@ -589,6 +678,9 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_device_failed(core, target, true);
         forget_snapshot(core, target);
         end_prefetch(core, transfer);
+        break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, KVT_IO);
         break;
     }
     core->events++;

@@ -254,7 +254,7 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
 {
     /* Found and held before it claims: it begins idle, and resumes at the end. */
     struct kvt_sequence *sequence = kvt_sequence_begin(core, true);
-    if (!sequence) return KVT_FULL;
+    if (!sequence) return kvt_sequence_refusal(core);
     struct kvt_key space;
     space = kvt_key_digest(core->config.space, core->group_count * sizeof core->config.space[0]);
     kvt_key_root(core->config.secret, core->config.secret_bytes, &space, params->salt, params->salt_bytes,

@@ -51,6 +51,11 @@ KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t
                                                uint32_t length, uint32_t tokens, const struct kvt_chunk_view *chunks,
                                                void *scratch);
 
+/* The same for `count` layers from `first` on alone; chunks: one view for each of these. */
+KVT_NODISCARD enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *codec, uint32_t group, const uint8_t *packed,
+                                                      uint32_t length, uint32_t tokens, uint32_t first, uint32_t count,
+                                                      const struct kvt_chunk_view *chunks, void *scratch);
+
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */
 
 /*

@@ -775,6 +775,7 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
         struct kvt_segment *segment = &store->segments[found[f].index];
         enum kvt_status status;
         segment->state = KVT_SEGMENT_CLOSED;
+        segment->is_dirty = true; /* a process that died wrote it, perhaps, and nobody synced it */
         store->free_count--;
         if (found[f].is_summarised && summary_ahead(store, &ahead, found, f, count, &status)) {
             KVT_TRY(status);

@@ -613,6 +613,37 @@ static void b47_flips_tears_and_misdirected_writes_are_never_served(void **state
 }
 
 /* A disk that answers everything with an error: no request hangs, and memory alone still serves. */
+/* Every copy from the device fails, and at once: whoever tried again at once would never come to an end. */
+static void b35_a_device_that_fails_every_copy_keeps_nobody_busy(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    world_init(&w, 4, 16);
+    world_open(&w);
+    kvt_gpu_emulated_fault_randomly(w.gpu, KVT_DEVICE_STREAM_STASH, 1000000, 1, KVT_GPU_FAULT_FAIL);
+    for (uint64_t i = 0; i < 8; i++) {
+        text_make(&text, 350 + i, FOUR - 1);
+        (void)world_serve(&w, &text); /* finds its room: what cannot be saved is dropped */
+        world_pump(&w, ROUNDS_MAX);
+    }
+    /* The clock stood still: a few failures, then none before it is time to try again. */
+    assert_true(world_stats(&w).failures > 0);
+    assert_true(world_stats(&w).failures <= 16);
+    world_advance(&w, SECOND);
+    assert_true(world_stats(&w).failures <= 32);
+    kvt_gpu_emulated_fault_randomly(w.gpu, KVT_DEVICE_STREAM_STASH, 0, 1, KVT_GPU_FAULT_NONE);
+    const uint64_t before = world_stats(&w).stashes;
+    world_advance(&w, SECOND);
+    for (uint64_t i = 0; i < 4; i++) {
+        text_make(&text, 360 + i, FOUR - 1);
+        (void)world_serve(&w, &text);
+        world_settle(&w);
+    }
+    assert_true(world_stats(&w).stashes > before); /* it is asked again */
+    world_close(&w);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -660,6 +691,7 @@ int main(void)
         cmocka_unit_test(b32_short_writes_and_a_full_disk_are_never_taken_for_done),
         cmocka_unit_test(b43_short_reads_and_late_completions_expose_no_stale_bytes),
         cmocka_unit_test(b47_flips_tears_and_misdirected_writes_are_never_served),
+        cmocka_unit_test(b35_a_device_that_fails_every_copy_keeps_nobody_busy),
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

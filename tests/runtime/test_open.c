@@ -222,6 +222,27 @@ static void b53_extreme_but_possible_values_open(void **state)
 
 /* ---- Failing allocation ------------------------------------------------------------------------------------------ */
 
+static void a_sequence_without_memory_is_nomem_and_one_too_many_is_full(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 4, 0);
+    w.config.sequences_max = 2;
+    world_open(&w);
+    const struct kvt_seq_params params = { .token_count = 0 };
+    kvt_seq first, second, third;
+    uint64_t reused;
+    kvt_alloc_fail_at(1);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &first, &reused), KVT_NOMEM);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &first, &reused), KVT_OK);
+    kvt_alloc_fail_at(1);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &second), KVT_NOMEM);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &second), KVT_OK);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &third, &reused), KVT_FULL);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &third), KVT_FULL);
+    world_close(&w);
+}
+
 /* Each allocation of an open fails once. Returns how many there were. */
 static uint64_t fail_each_allocation(struct world *w)
 {
@@ -485,6 +506,7 @@ static void b50_another_salt_finds_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sequence_without_memory_is_nomem_and_one_too_many_is_full),
         cmocka_unit_test(b53_an_impossible_value_is_refused_with_its_field_and_rule),
         cmocka_unit_test(b53_extreme_but_possible_values_open),
         cmocka_unit_test(each_allocation_that_fails_at_open_leaves_nothing_behind),

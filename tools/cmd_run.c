@@ -55,13 +55,16 @@ static void catch_signals(void)
     (void)sigaction(SIGTERM, &action, NULL);
 }
 
-/* After a signal, closing may not take long either: what is on disk by then is what a later run finds. */
-static void limit_close(void)
+/*
+ * After a signal, closing may not take long either: what is on disk by then is what a later run finds. Files beside the
+ * report are written after that, without a limit.
+ */
+static void limit_close(bool is_limited)
 {
     struct sigaction action = { .sa_handler = on_close_limit };
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGALRM, &action, NULL);
-    const struct itimerval timer = { .it_value = { .tv_usec = CLOSE_LIMIT_MS * 1000 } };
+    const struct itimerval timer = { .it_value = { .tv_usec = is_limited ? CLOSE_LIMIT_MS * 1000 : 0 } };
     (void)setitimer(ITIMER_REAL, &timer, NULL);
 }
 
@@ -297,8 +300,9 @@ int kvt_cmd_run(int argc, char **argv)
     int exit_status;
     if (status == KVT_OK) {
         exit_status = run_watched(&options, workload, runtime, &outputs);
-        if (exit_status == EXIT_INTERRUPTED) limit_close();
+        if (exit_status == EXIT_INTERRUPTED) limit_close(true);
         kvt_close(&runtime);
+        limit_close(false);
     } else {
         exit_status = refuse_open(&options, status, error);
     }

@@ -79,6 +79,18 @@ uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint3
     return ghost;
 }
 
+void kvt_ghosts_move(struct kvt_ghosts *ghosts, uint32_t ghost, uint32_t list)
+{
+    KVT_ASSERT(ghost < ghosts->fresh);
+    struct kvt_ghost *entry = &ghosts->entries[ghost];
+    KVT_ASSERT(entry->list != KVT_GHOST_NONE);
+    kvt_order_unlink(&ghosts->order, ghost);
+    kvt_order_push_warm(&ghosts->order, list, ghost);
+    ghosts->size[entry->list]--;
+    ghosts->size[list]++;
+    entry->list = list;
+}
+
 void kvt_ghosts_forget(struct kvt_ghosts *ghosts, uint32_t ghost)
 {
     KVT_ASSERT(ghost < ghosts->fresh);

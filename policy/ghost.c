@@ -53,6 +53,11 @@ uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash)
     return link != 0 ? link - 1 : KVT_GHOST_NONE;
 }
 
+void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash)
+{
+    __builtin_prefetch(head_of(ghosts, key_hash), 1);
+}
+
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
 {
     return kvt_order_coldest(&ghosts->order, list);

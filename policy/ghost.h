@@ -43,6 +43,9 @@ void kvt_ghosts_done(struct kvt_ghosts *ghosts);
 /* KVT_GHOST_NONE: not remembered. */
 uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash);
 
+/* Asks the memory for what find, remember or forget of the key will read first. */
+void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash);
+
 /* The oldest of a list, KVT_GHOST_NONE when it is empty. */
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list);
 

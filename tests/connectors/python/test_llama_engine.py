@@ -1,4 +1,5 @@
 """kvtier.llama_cpp on a real engine: the same text and, for the same batches, the same bits, with less to evaluate."""
+import ctypes
 import os
 import pathlib
 import random
@@ -106,20 +107,38 @@ class Cache(EngineTest):
         pointer = llama_cpp.llama_get_logits_ith(self.llama._ctx.ctx, -1)
         return np.ctypeslib.as_array(pointer, shape=(self.llama.n_vocab(),))
 
-    def test_b61_a_restored_window_is_not_cut(self):
+    def test_b61_a_window_that_is_not_there_is_not_cut_into(self):
         prompt = self.prompt(WINDOW + 150).tolist()
-        with TieredCache(host="64MiB").attach(self.llama) as cache:
+        with TieredCache(host="64MiB").attach(self.llama):
             self.llama.eval(prompt)
-            state = self.llama.save_state()
-            self.llama.reset()
-            self.llama.eval(prompt[:10])
-            self.llama.load_state(state)
             context = self.llama._ctx
+            # llama.cpp's own state of the sequence leaves out what its last token does not attend to.
+            state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(context.ctx, 0))()
+            llama_cpp.llama_state_seq_get_data(context.ctx, state, len(state), 0)
+            context.kv_cache_clear()
+            self.assertEqual(llama_cpp.llama_state_seq_set_data(context.ctx, state, len(state), 0), len(state))
             self.assertTrue(context.kv_cache_seq_rm(-1, len(prompt), -1))
             self.assertFalse(context.kv_cache_seq_rm(-1, 100, -1))
             self.assertEqual(llama_cpp.llama_memory_seq_pos_max(context.memory, 0), len(prompt) - 1)
-            # A prompt that branches off inside comes back from the last block before it, window and all.
-            branch = prompt[:300] + self.prompt(20).tolist()
+            # So a prompt that shares its first 100 tokens is evaluated from a place that is whole.
+            branch = prompt[:100] + self.prompt(20).tolist()
+            got = self.first_logits(branch)
+        self.llama.reset()
+        self.assertTrue(np.array_equal(got, self.first_logits(branch)))
+
+    def first_logits(self, prompt):
+        """What generate() samples its first token from."""
+        next(self.llama.generate(prompt, temp=0.0))
+        return self.logits().copy()
+
+    def test_b61_a_prompt_that_branches_off_inside_another_has_the_right_bits(self):
+        prompt = self.prompt(WINDOW + 150).tolist()
+        branch = prompt[:300] + self.prompt(20).tolist()
+        with TieredCache(host="64MiB").attach(self.llama) as cache:
+            self.llama.eval(prompt)
+            cache.save()
+            self.llama.reset()
+            self.llama.eval(branch[-10:])
             with self.assertRaises(KeyError):
                 cache[[5, 6, 7]]
             cache[branch]

@@ -118,6 +118,17 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     return KVT_OK;
 }
 
+static uint32_t layers_moved(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return op->layer_count == 0 ? map->layers : op->layer_count;
+}
+
+/* Of a raw block in host memory, the part that a fetch takes. */
+static uint8_t *first_byte_fetched(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return (uint8_t *)op->host + (uint64_t)op->layer_first * map->planes * op->tokens * map->row_bytes;
+}
+
 /* The segments that a fetch writes: those of all layers, or of some, in their own places or in others'. */
 static struct kvt_pages pages_of_fetch(const struct group_map *map, const struct kvt_tier_op *op)
 {
@@ -143,19 +154,18 @@ static enum kvt_status run_fetch(struct device_tier *d, struct kvt_tier_op *op)
 {
     const struct group_map *map = &d->groups[op->group];
     const struct kvt_pages pages = pages_of_fetch(map, op);
-    const uint32_t layers = op->layer_count == 0 ? map->layers : op->layer_count;
     if (op->form == KVT_FORM_PACKED) {
         if (!d->codec) return KVT_CORRUPT;
         struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
         const enum kvt_status status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens,
-                                                               op->layer_first, layers, view_chunks(map, lane, &pages),
-                                                               lane->scratch);
+                                                               op->layer_first, layers_moved(map, op),
+                                                               view_chunks(map, lane, &pages), lane->scratch);
         op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
         return status;
     }
     if (op->length != map->segment_count * pages.bytes) return KVT_CORRUPT;
-    kvt_pages_scatter_ref(&pages, (uint8_t *)op->host + op->layer_first * map->planes * pages.bytes);
+    kvt_pages_scatter_ref(&pages, first_byte_fetched(map, op));
     return KVT_OK;
 }
 
@@ -195,13 +205,13 @@ static void run_job(struct kvt_gpu_job *gpu_job)
  *      or in ordinary memory, goes through the staging that the device lends; the stream's thread does the host's part.
  */
 
-/* A whole block as it lies in staging: its segments without gaps. */
+/* The layers that an op moves, as they lie in staging: their segments without gaps. */
 static const struct kvt_chunk_view *view_staging(const struct group_map *map, struct lane *lane, void *staging,
-                                                 uint32_t tokens)
+                                                 const struct kvt_tier_op *op)
 {
     uint8_t *at = staging;
-    const uint64_t bytes = tokens * map->row_bytes;
-    for (uint32_t layer = 0; layer < map->layers; layer++) {
+    const uint64_t bytes = op->tokens * map->row_bytes;
+    for (uint32_t layer = 0; layer < layers_moved(map, op); layer++) {
         lane->views[layer].plane[0] = at + layer * map->planes * bytes;
         lane->views[layer].plane[1] = map->planes == 2 ? at + (layer * 2 + 1) * bytes : NULL;
     }
@@ -228,8 +238,8 @@ static void after_stash(struct kvt_gpu_job *gpu_job)
     }
     struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_STASH];
     const uint64_t start_ns = kvt_env_now_ns(&d->env);
-    op->ret_length = kvt_codec_pack(d->codec, op->group, view_staging(map, lane, gpu_job->staging, op->tokens),
-                                    op->tokens, op->host, op->host_capacity, lane->scratch);
+    op->ret_length = kvt_codec_pack(d->codec, op->group, view_staging(map, lane, gpu_job->staging, op), op->tokens,
+                                    op->host, op->host_capacity, lane->scratch);
     op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
     op->ret_form = KVT_FORM_PACKED;
     if (op->ret_length == 0) op->status = KVT_FULL;
@@ -242,13 +252,14 @@ static bool before_fetch(struct kvt_gpu_job *gpu_job)
     struct kvt_tier_op *op = job->op;
     const struct group_map *map = &d->groups[op->group];
     if (op->form != KVT_FORM_PACKED) {
-        memcpy(gpu_job->staging, op->host, op->length);
+        memcpy(gpu_job->staging, first_byte_fetched(map, op), fetched_bytes(map, op));
         return true;
     }
     struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
     const uint64_t start_ns = kvt_env_now_ns(&d->env);
-    op->status = kvt_codec_unpack(d->codec, op->group, op->host, op->length, op->tokens,
-                                  view_staging(map, lane, gpu_job->staging, op->tokens), lane->scratch);
+    op->status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens, op->layer_first,
+                                         layers_moved(map, op), view_staging(map, lane, gpu_job->staging, op),
+                                         lane->scratch);
     op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
     job->is_refused = op->status != KVT_OK;
     return !job->is_refused;
@@ -281,6 +292,8 @@ static void plan_move(struct device_job *job)
         break;
     case KVT_OP_FETCH:
         gpu_job->move.kind = KVT_GPU_MOVE_SCATTER;
+        gpu_job->move.pages = pages_of_fetch(map, op);
+        gpu_job->move.host = first_byte_fetched(map, op);
         gpu_job->before = gpu_job->is_staged ? before_fetch : NULL;
         if (is_packed ? !d->codec : op->length != raw_bytes_of(map, op)) {
             gpu_job->before = NULL;
@@ -306,8 +319,7 @@ static void finish_job(struct kvt_gpu_job *gpu_job)
 
     (void)pthread_mutex_lock(&d->lock);
     if (op->kind == KVT_OP_STASH) d->bytes_out += op->ret_length;
-    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK)
-        d->bytes_in += fetched_bytes(&d->groups[op->group], op);
+    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK) d->bytes_in += fetched_bytes(&d->groups[op->group], op);
     if (op->status == KVT_FULL) d->dropped++;
     job->next = NULL;
     *d->done_last = job;

@@ -18,6 +18,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/flow.h"
 #include "runtime/options.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
@@ -269,9 +270,11 @@ static bool drain(struct kvt_runtime *runtime)
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
-        if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
+        if (kvt_env_now_ns(&runtime->env) > deadline_ns) break;
     }
-    return true;
+    /* What a tier never took (a store that pauses on a full disk, say) is in nobody's hands. */
+    kvt_flow_cancel_waiting(core);
+    return core->transfers.in_flight == 0;
 }
 
 void kvt_close(struct kvt_runtime **runtime_pointer)

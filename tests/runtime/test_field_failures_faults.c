@@ -644,6 +644,33 @@ static void b35_a_device_that_fails_every_copy_keeps_nobody_busy(void **state)
     world_close(&w);
 }
 
+static void let_time_pass(void *user, uint64_t timeout_ns) { ((struct world *)user)->now_ns += timeout_ns; }
+
+/* The store pauses on a full disk for longer than the close waits, and transfers queue up before it. */
+static void b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    world_init(&w, 8, 16);
+    world_add_disk(&w, 16, 8 * KVT_MIB);
+    w.env.pass = let_time_pass;
+    w.config.transfer_deadline_ns = SECOND / 5;
+    world_open(&w);
+    io_faulty_rate(w.image, IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 1000000);
+    for (uint64_t i = 0; i < 40 && world_core(&w)->transfers.waiting_count[KVT_TIER_NVME] == 0; i++) {
+        text_make(&text, 680 + i, FOUR - 1);
+        (void)world_serve(&w, &text);
+        world_advance(&w, SECOND / 16); /* the core tries again before the store does */
+    }
+    assert_true(world_core(&w)->transfers.waiting_count[KVT_TIER_NVME] > 0);
+    world_shut(&w);
+    assert_int_equal(io_faulty_counters(w.image).in_flight, 0);
+    io_faulty_heal(w.image);
+    world_open(&w); /* nobody has the directory any more */
+    world_close(&w);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -693,6 +720,7 @@ int main(void)
         cmocka_unit_test(b47_flips_tears_and_misdirected_writes_are_never_served),
         cmocka_unit_test(b35_a_device_that_fails_every_copy_keeps_nobody_busy),
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
+        cmocka_unit_test(b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

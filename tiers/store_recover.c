@@ -14,6 +14,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/base/rng.h"
 #include "tiers/store_private.h"
 
@@ -232,7 +233,8 @@ static uint64_t choose_segment_bytes(uint64_t usable, uint32_t record_bytes_max,
 
 static uint64_t segments_that_fit(const struct kvt_store *store, uint64_t segment_bytes)
 {
-    return kvt_min_u64(kvt_store_usable_bytes(store) / (segment_bytes + KVT_STORE_FILE_SLACK), KVT_STORE_SEGMENTS_MAX);
+    const uint64_t fit = kvt_store_usable_bytes(store) / (segment_bytes + KVT_STORE_FILE_SLACK);
+    return kvt_min_u64(fit + (KVT_PLANTED(NO_CAP) ? 1 : 0), KVT_STORE_SEGMENTS_MAX);
 }
 
 static void set_geometry(struct kvt_store *store, uint64_t segment_bytes)

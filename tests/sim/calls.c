@@ -361,7 +361,7 @@ static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
     struct kvt_store_stats stats = { 0 };
     if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
     const struct kvt_counters *counters = &sim_core(sim)->counters;
-    const bool may_lose = counters->given_up_blocks > 0 || stats.lost_records > 0 || sim->was_reset
+    const bool may_lose = counters->given_up_blocks > 0 || counters->abandoned > 0 || stats.lost_records > 0 || sim->was_reset
         || !sim_plan_is_calm(&sim->plan);
     SIM_CHECK(sim, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i,
               (unsigned long long)lost_from);

@@ -194,7 +194,7 @@ static bool write_total(const char *path, const struct total *total)
     (void)json_object_object_add(root, "seeds", json_object_new_int64((int64_t)total->seeds));
     (void)json_object_object_add(root, "ticks", json_object_new_int64((int64_t)total->ticks));
     (void)json_object_object_add(root, "violations", json_object_new_int64((int64_t)total->failed));
-    (void)json_object_object_add(root, "commit", json_object_new_string(SIM_COMMIT));
+    (void)json_object_object_add(root, "commit", json_object_new_string(sim_commit));
     char beside[4096];
     (void)snprintf(beside, sizeof beside, "%s.new", path);
     const bool is_good = json_object_to_file_ext(beside, root, JSON_C_TO_STRING_PRETTY) == 0 && rename(beside, path) == 0;
@@ -234,7 +234,7 @@ static struct json_object *json_of(const struct options *options, const struct f
     const struct sim_counts *counts = &result->counts;
     struct json_object *root = json_object_new_object(), *faults = json_object_new_object(),
                        *failures = json_object_new_array();
-    (void)json_object_object_add(root, "commit", json_object_new_string(SIM_COMMIT));
+    (void)json_object_object_add(root, "commit", json_object_new_string(sim_commit));
     add_number(root, "first_seed", options->first);
     add_number(root, "seeds", result->done);
     add_number(root, "ticks", counts->ticks);
@@ -277,7 +277,7 @@ static void print_result(const struct options *options, const struct farm_result
     const double rate = result->seconds > 0 ? (double)counts->ticks / result->seconds : 0;
     (void)printf("%llu seeds from %llu on, %llu ticks, %.1f s (%.0f ticks/s), commit %s: %llu violations\n",
                  (unsigned long long)result->done, (unsigned long long)options->first,
-                 (unsigned long long)counts->ticks, result->seconds, rate, SIM_COMMIT,
+                 (unsigned long long)counts->ticks, result->seconds, rate, sim_commit,
                  (unsigned long long)result->failed);
     (void)printf("  engine: %llu rows compared, %llu tokens reused, %llu losses told, %llu recounts\n",
                  (unsigned long long)counts->rows, (unsigned long long)counts->reused_tokens,

@@ -33,7 +33,10 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
     for (uint32_t tier = 0; tier < KVT_TIERS; tier++) {
         struct kvt_transfer *transfer;
         while ((transfer = kvt_transfers_next_waiting(&core->transfers, tier)) != NULL) {
-            if (transfer->is_abandoned) { /* its op was never submitted: this is its return */
+            /* The store would publish what a reset has come before, since it has not seen it yet. */
+            const bool is_late = transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch
+                && !KVT_PLANTED(LATE_STASH);
+            if (transfer->is_abandoned || is_late) { /* its op was never submitted: this is its return */
                 kvt_transfers_pop_waiting(&core->transfers, tier);
                 transfer->op.status = KVT_SHUTDOWN;
                 complete(core, transfer);

@@ -22,6 +22,7 @@
     X(SALT_IGNORED, "a key does not say whose tokens they are")                               \
     X(HIT_MISCOUNTED, "a block that only the store has counts as no hit")                     \
     X(RESET_TOP_ONLY, "a reset leaves the store as it is")                                    \
+    X(LATE_STASH, "what waited for the store before a reset is stored after it")              \
     X(NO_DEADLINE, "a transfer that does not come back is waited for without end")            \
     X(NO_GIVE_UP, "nobody gives way when every tier is full of what idle sequences hold")     \
     X(NO_PAUSE, "a device that fails every copy is asked again at once")                      \

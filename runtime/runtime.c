@@ -158,8 +158,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     options->core.nvme = runtime->nvme;
     options->core.gpu = gpu;
     options->core.env = &runtime->env;
-    /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
+    /* Private records carry a name that no other process and no later run can ask for; a caller's own disk has no others. */
+    const bool is_own_world = runtime->is_modelled || runtime->env.block_io != NULL;
+    const uint64_t nonce[3] = { is_own_world ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
                                 runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;

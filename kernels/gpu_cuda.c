@@ -199,11 +199,17 @@ static bool is_loaded(const struct kvt_cuda *c, const struct kvt_cuda_stream *s)
 
 /* ---- Issuing --------------------------------------------------------------------------------- */
 
+/* On the host, or on the device for what an unpack reads. */
+static bool takes_staging(const struct kvt_gpu_job *job)
+{
+    return job->is_staged || job->move.kind == KVT_GPU_MOVE_UNPACK;
+}
+
 /* True when the host's side of the job's move, if it has one, is pinned. */
 static bool is_host_pinned(const struct kvt_cuda_stream *s, const struct kvt_gpu_job *job)
 {
     if (job->is_staged) return s->is_staging_pinned;
-    const bool has_host = job->move.kind == KVT_GPU_MOVE_GATHER || job->move.kind == KVT_GPU_MOVE_SCATTER;
+    const bool has_host = job->move.kind != KVT_GPU_MOVE_NONE && job->move.kind != KVT_GPU_MOVE_COPY;
     return !has_host || kvt_cuda_is_pinned(s->cuda, job->move.host);
 }
 
@@ -216,7 +222,7 @@ static bool is_ready(const struct kvt_cuda_stream *s, const struct kvt_cuda_item
     if (item->kind == KVT_CUDA_ITEM_MARK) return true;
     const struct kvt_gpu_job *job = item->job;
     if (s->jobs_issued - s->jobs_finished == KVT_CUDA_TABLES && !KVT_PLANTED(TABLE_TWICE)) return false;
-    if (job->is_staged && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
+    if (takes_staging(job) && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
     return is_thread || (!job->before && is_host_pinned(s, job));
 }
 
@@ -226,10 +232,9 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
     struct kvt_gpu_job *job = item->job;
     struct kvt_cuda_table *table = &s->tables[s->jobs_issued % KVT_CUDA_TABLES];
     s->jobs_issued++;
-    if (job->is_staged) {
-        job->staging = s->staging + s->staged_issued % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
-        s->staged_issued++;
-    }
+    const uint64_t place = s->staged_issued % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
+    if (takes_staging(job)) s->staged_issued++;
+    if (job->is_staged) job->staging = s->staging + place;
     if (job->before && !is_lost(c)) {
         s->is_issuing = true;
         (void)pthread_mutex_unlock(&c->lock);
@@ -246,7 +251,10 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
     /* A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block everybody. */
     s->is_issuing = !way.is_pinned;
     if (!way.is_pinned) (void)pthread_mutex_unlock(&c->lock);
-    const bool is_good = kvt_cuda_issue_move(c, s, table, &job->move, &way);
+    const bool is_packing = job->move.kind == KVT_GPU_MOVE_PACK || job->move.kind == KVT_GPU_MOVE_UNPACK;
+    KVT_ASSERT(KVT_IMPLIES(is_packing, s->packed_device && way.is_pinned));
+    const bool is_good = is_packing ? kvt_cuda_issue_pack(c, s, table, &job->move, &way, s->packed_device + place)
+                                    : kvt_cuda_issue_move(c, s, table, &job->move, &way);
     if (!way.is_pinned) (void)pthread_mutex_lock(&c->lock);
     s->is_issuing = false;
     item->is_failed = !is_good;
@@ -281,7 +289,9 @@ static bool finish_job(struct kvt_cuda_stream *s)
     struct kvt_cuda_item *item = item_of(s, s->finished + 1);
     if (item->kind != KVT_CUDA_ITEM_JOB || !is_over(s, item)) return false;
     struct kvt_gpu_job *job = item->job;
-    const bool is_staged = job->is_staged;
+    const bool is_staged = takes_staging(job);
+    const struct kvt_cuda_table *table = &s->tables[s->jobs_finished % KVT_CUDA_TABLES];
+    if (table->result) job->move.result = *(volatile uint32_t *)table->result;
     const uint64_t now = now_ns(c), start_ns = kvt_max_u64(item->issued_ns, s->ready_ns);
     job->link_ns = job->move.kind == KVT_GPU_MOVE_NONE || now < start_ns ? 0 : now - start_ns;
     job->is_failed = item->is_failed || is_lost(c);
@@ -739,6 +749,18 @@ static void cuda_close(struct kvt_gpu *gpu)
     if (is_drained) free_device(c);
 }
 
+/* Every stream of our own has what it takes, or none is used. */
+static bool cuda_can_pack(struct kvt_gpu *gpu)
+{
+    struct kvt_cuda *c = cuda_of(gpu);
+    (void)pthread_mutex_lock(&c->lock);
+    bool can_pack = c->is_unified;
+    for (uint32_t i = 0; i < c->stream_count; i++)
+        if (!c->streams[i].engine_stream && !c->streams[i].packed_device) can_pack = false;
+    (void)pthread_mutex_unlock(&c->lock);
+    return can_pack;
+}
+
 static bool cuda_is_lost(struct kvt_gpu *gpu) { return is_lost(cuda_of(gpu)); }
 
 const struct kvt_gpu_ops kvt_gpu_cuda_ops = {
@@ -758,6 +780,7 @@ const struct kvt_gpu_ops kvt_gpu_cuda_ops = {
     .wait = cuda_wait,
     .submit = cuda_submit,
     .synchronize = cuda_synchronize,
+    .can_pack = cuda_can_pack,
     .is_lost = cuda_is_lost,
     .describe = cuda_describe,
 };

@@ -91,6 +91,26 @@ enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *c, uint32_t group, con
     return KVT_OK;
 }
 
+/* It knows nothing that a device could do by itself. */
+bool kvt_codec_device_pack(struct kvt_codec *c, uint32_t group, uint32_t tokens, struct kvt_codec_device *ret_device)
+{
+    (void)c, (void)group, (void)tokens, (void)ret_device;
+    return false;
+}
+
+bool kvt_codec_device_unpack(struct kvt_codec *c, uint32_t group, const uint8_t *packed, uint32_t length,
+                             uint32_t tokens, struct kvt_codec_device *ret_device)
+{
+    (void)c, (void)group, (void)packed, (void)length, (void)tokens, (void)ret_device;
+    return false;
+}
+
+size_t kvt_codec_bases_bytes(const struct kvt_codec *c)
+{
+    (void)c;
+    return 0;
+}
+
 /* ---- The fixture ----------------------------------------------------------------------------- */
 
 enum { SEGMENTS_MAX = 8, ENGINE_BYTES = 256 * 1024 };

@@ -18,6 +18,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/flow.h"
 #include "runtime/options.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
@@ -183,8 +184,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     options->core.nvme = runtime->nvme;
     options->core.gpu = gpu;
     options->core.env = &runtime->env;
-    /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
+    /* Private records carry a name that no other process and no later run can ask for; a caller's own disk has no others. */
+    const bool is_own_world = runtime->is_modelled || runtime->env.block_io != NULL;
+    const uint64_t nonce[3] = { is_own_world ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
                                 runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
@@ -295,9 +297,11 @@ static bool drain(struct kvt_runtime *runtime)
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
-        if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
+        if (kvt_env_now_ns(&runtime->env) > deadline_ns) break;
     }
-    return true;
+    /* What a tier never took (a store that pauses on a full disk, say) is in nobody's hands. */
+    kvt_flow_cancel_waiting(core);
+    return core->transfers.in_flight == 0;
 }
 
 void kvt_close(struct kvt_runtime **runtime_pointer)

@@ -56,6 +56,10 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         { { "store", "--dir", "/tmp", "--only", "some" }, "speed, small, mixed or codec" },
         { { "core", "--blocks", "7" }, "--blocks" },
         { { "copy", "--device", "gpu" }, "one of auto, cuda, emulated" },
+        { { "core", "--calibrate", "x" }, "--calibrate" },
+        { { "--calibrate", "/nonexistent/links.json" }, "--calibrate" },
+        { { "--calibrate", "x", "--shape", "layers=0" }, "--shape" },
+        { { "--calibrate", "x", "--block-tokens", "0" }, "--block-tokens" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         const char *arguments[9] = { "bench" };
@@ -169,6 +173,51 @@ static void the_table_names_what_the_probe_found(void **state)
     assert_non_null(strstr(outcome.out, "bottleneck"));
 }
 
+/* Goal: a calibration measures every part, writes what the simulator reads, and leaves nothing else behind. */
+static void a_calibration_is_what_the_simulator_reads(void **state)
+{
+    (void)state;
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/links.json", directory);
+    RUN("--calibrate", path, "--dir", directory, "--shape", "layers=2,kv_heads=1,head_dim=64,dtype=fp16",
+        "--block-tokens", "32", "--json");
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    struct json_object *printed = json_tokener_parse(outcome.out), *written = json_object_from_file(path);
+    assert_non_null(printed);
+    assert_true(json_object_equal(printed, written));
+    struct json_object *device = member(written, "device"), *disk = member(written, "nvme"),
+                       *fp16 = member(member(written, "codec"), "fp16");
+    assert_string_equal(json_object_get_string(member(device, "name")), "emulated");
+    assert_true(json_object_get_double(member(member(device, "to_host"), "bytes_per_second")) > 0);
+    assert_true(json_object_get_double(member(fp16, "ratio")) > 1.05);
+    assert_true(json_object_get_double(member(fp16, "unpack_ns_per_byte")) > 0);
+    assert_true(json_object_get_double(member(member(disk, "read"), "bytes_per_second")) > 0);
+    assert_true(json_object_array_length(member(disk, "writes")) >= 3);
+    assert_true(json_object_get_double(member(member(written, "engine"), "between_ns")) > 0);
+    (void)json_object_put(printed);
+    (void)json_object_put(written);
+    run((const char *const[]){ "sim", "--links", path, "--workload", "chat", "--requests", "12", "--shape",
+                               "layers=2,kv_heads=1,head_dim=64,dtype=fp16", "--hbm", "8MiB", "--json", NULL });
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Goal: a disk that cannot be measured fails the command, and no file is left. */
+static void a_calibration_without_its_disk_leaves_no_file(void **state)
+{
+    (void)state;
+    char path[96], nothing[96];
+    (void)snprintf(path, sizeof path, "%s/links.json", directory);
+    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
+    RUN("--calibrate", path, "--dir", nothing);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, nothing));
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) return 1;
@@ -179,6 +228,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_small_run_of_each_part_measures_and_leaves_nothing),
         cmocka_unit_test(a_small_run_of_copy_measures_and_compares),
         cmocka_unit_test(the_table_names_what_the_probe_found),
+        cmocka_unit_test(a_calibration_is_what_the_simulator_reads),
+        cmocka_unit_test(a_calibration_without_its_disk_leaves_no_file),
     };
     return cmocka_run_group_tests(tests, directory_create, directory_remove);
 }

@@ -217,17 +217,25 @@ enum kvt_status kvt_engine_add(struct kvt_engine *engine, const struct kvt_engin
 
 /* ---- The job ----------------------------------------------------------------------------------------------------- */
 
+void kvt_engine_count_mismatch(struct kvt_engine_counts *counts, const struct kvt_mismatch *mismatch)
+{
+    const uint64_t n = counts->mismatches++;
+    if (n < KVT_MISMATCHES_KEPT) counts->kept[n] = *mismatch;
+}
+
+void kvt_engine_counts_add(struct kvt_engine_counts *counts, const struct kvt_engine_counts *more)
+{
+    counts->blocks_checked += more->blocks_checked;
+    counts->lines_checked += more->lines_checked;
+    for (uint64_t i = 0; i < kvt_min_u64(more->mismatches, KVT_MISMATCHES_KEPT); i++)
+        kvt_engine_count_mismatch(counts, &more->kept[i]);
+    if (more->mismatches > KVT_MISMATCHES_KEPT) counts->mismatches += more->mismatches - KVT_MISMATCHES_KEPT;
+}
+
 static void mismatch(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t block,
                      uint64_t offset)
 {
-    const uint64_t n = engine->counts.mismatches++;
-    if (n >= KVT_MISMATCHES_KEPT) return;
-    engine->counts.kept[n] = (struct kvt_mismatch){
-        .request = item->item.request,
-        .group = group,
-        .block = block,
-        .offset = offset,
-    };
+    kvt_engine_count_mismatch(&engine->counts, &(struct kvt_mismatch){ item->item.request, group, block, offset });
 }
 
 /* The slot of a block in the step's table, or KVT_NO_SLOT when the table has none for it. */

@@ -61,6 +61,11 @@ struct kvt_engine_counts {
     struct kvt_mismatch kept[KVT_MISMATCHES_KEPT]; /* the first ones */
 };
 
+/* Counts a mismatch, and keeps it while there is room. */
+void kvt_engine_count_mismatch(struct kvt_engine_counts *counts, const struct kvt_mismatch *mismatch);
+/* Adds what another one found. */
+void kvt_engine_counts_add(struct kvt_engine_counts *counts, const struct kvt_engine_counts *more);
+
 struct kvt_engine;
 
 /* runtime, content and options are borrowed until destroy. UNSUPPORTED: the device gives no stream. */

@@ -83,7 +83,8 @@ static void leave(struct kvt_cuda *c, struct current current)
 
 /*
  * cudaStreamPerThread names another stream in each thread. Its owner's calls go to it; calls of other threads (the
- * pump's) go to a stand-in that is ordered behind the owner's last item, and the owner's next call behind the stand-in.
+ * pump's) go to a stand-in that is ordered behind the owner's last item, and the owner's next call behind the
+ * stand-in.
  */
 static cudaStream_t handle_of(struct kvt_cuda_stream *s)
 {
@@ -248,7 +249,10 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
     struct kvt_cuda_way way = { .handle = handle_of(s), .host = job->is_staged ? job->staging : job->move.host };
     way.is_pinned = is_host_pinned(s, job);
     way.is_loaded = is_loaded(c, s);
-    /* A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block everybody. */
+    /*
+     * A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block
+     * everybody.
+     */
     s->is_issuing = !way.is_pinned;
     if (!way.is_pinned) (void)pthread_mutex_unlock(&c->lock);
     const bool is_packing = job->move.kind == KVT_GPU_MOVE_PACK || job->move.kind == KVT_GPU_MOVE_UNPACK;
@@ -416,8 +420,8 @@ static void cuda_wait(struct kvt_gpu *gpu, uint32_t stream, kvt_mark mark)
             (void)pthread_cond_signal(&s->wake);
         } else {
             /*
-             * What an engine launches next is not ours to hold back. So a mark that is not issued yet, behind a codec's
-             * work, or a wait that CUDA refuses, is waited for here.
+             * What an engine launches next is not ours to hold back. So a mark that is not issued yet, behind a
+             * codec's work, or a wait that CUDA refuses, is waited for here.
              */
             while (!is_lost(c) && !mark_is_reached(c, mark)) {
                 if (mark_is_issued(c, mark) && order_after(c, handle_of(s), mark)) break;
@@ -722,8 +726,8 @@ static void free_device(struct kvt_cuda *c)
 }
 
 /*
- * A device that hangs cannot be waited for, and may still write to what it was given. Then the threads go on looking, and the
- * last of them cleans up when there has been an answer.
+ * A device that hangs cannot be waited for, and may still write to what it was given. Then the threads go on
+ * looking, and the last of them cleans up when there has been an answer.
  */
 static void cuda_close(struct kvt_gpu *gpu)
 {

@@ -1,13 +1,13 @@
 /*
- * gpu_cuda: the CUDA device, as its files share it: gpu_cuda.c has streams, marks, jobs and memory, gpu_cuda_copy.c says how
- * bytes move, gpu_cuda_pack.c how they are packed on their way.
+ * gpu_cuda: the CUDA device, as its files share it: gpu_cuda.c has streams, marks, jobs and memory, gpu_cuda_copy.c
+ * says how bytes move, gpu_cuda_pack.c how they are packed on their way.
  *
  * 1. A stream is a ring of items; an item's number is its serial. An item is issued (it is in CUDA's queue, an event
  *    behind it) and later finished (the event was seen, and what the host does afterwards has returned).
- * 2. A mark is the serial of the last item. The device may wait for it once it is issued; the host sees it reached once
- *    it is finished.
- * 3. What is ready is issued in the caller's thread. What the host must do something for first, and all that is behind
- *    it, is issued by the stream's own thread, which also sees events and calls done. It asks; it does not block in
+ * 2. A mark is the serial of the last item. The device may wait for it once it is issued; the host sees it reached
+ *    once it is finished.
+ * 3. What is ready is issued in the caller's thread. What the host must do something for first, and all that is
+ *    behind it, is issued by the stream's own thread, which also sees events and calls done. It asks; it does not block in
  *    CUDA, and CUDA calls no function of ours (B60).
  * 4. Tables that a kernel reads lie in a ring of their own, and are written again when the item that uses them is
  *    finished (B09).

@@ -1,9 +1,9 @@
 /*
  * How bytes move between the device and the host: one copy, a batch of copies in one call, or a kernel.
  *
- * DMA leaves the multiprocessors to the engine, but pays for each fragment; a kernel of a few CTAs moves any number of
- * fragments at the price of one. From which fragment size on DMA is as fast is measured once, at open, in each direction,
- * alone and beside traffic the other way.
+ * DMA leaves the multiprocessors to the engine, but pays for each fragment; a kernel of a few CTAs moves any number
+ * of fragments at the price of one. From which fragment size on DMA is as fast is measured once, at open, in each
+ * direction, alone and beside traffic the other way.
  */
 #include <string.h>
 
@@ -62,20 +62,6 @@ static enum kvt_status make_tables(struct kvt_cuda *c, struct kvt_cuda_stream *s
         };
     }
     return KVT_OK;
-}
-
-enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
-{
-    KVT_TRY(make_tables(cuda, stream));
-    if (stream->engine_stream || cuda->config.staging_bytes == 0) return KVT_OK;
-    stream->staging_bytes = KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes;
-    stream->staging = kvt_cuda_pinned_alloc(cuda, stream->staging_bytes);
-    stream->is_staging_pinned = stream->staging != NULL;
-    if (stream->staging) kvt_cuda_pack_init(cuda, stream);
-    if (stream->staging) return KVT_OK;
-    kvt_log(&cuda->env, KVT_LOG_WARN, "staging for copies of the CUDA device is not pinned: they go at pageable speed");
-    stream->staging = kvt_table_map(stream->staging_bytes);
-    return stream->staging ? KVT_OK : KVT_NOMEM;
 }
 
 void kvt_cuda_tables_done(struct kvt_cuda_stream *stream)
@@ -178,6 +164,36 @@ static bool go(struct kvt_cuda *c, const struct kvt_cuda_table *table, uint32_t 
     case METHOD_EACH: break;
     }
     return copy_each(c, table, count, handle);
+}
+
+/*
+ * CUDA loads a kernel when it is first launched, and may wait for the whole device then: for an engine's kernel that
+ * waits for something of ours, for ever. So each is launched once before anything runs. It also shows whether there
+ * is code for this device at all.
+ */
+static bool try_kernel(struct kvt_cuda *c, struct kvt_cuda_stream *s)
+{
+    struct kvt_cuda_table *table = &s->tables[0];
+    uint8_t *memory = s->table_device;
+    table->runs[0] = (struct kvt_pages_run){ .source = memory + 256, .target = memory + 512, .bytes = 64 };
+    return run_kernel(c, table, 1, 64, s->handle) && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
+}
+
+enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
+{
+    KVT_TRY(make_tables(cuda, stream));
+    /* On an engine's stream it would stand behind the engine's work; a stream of our own is always the first one. */
+    if (!stream->engine_stream && stream->has_kernel_tables && !try_kernel(cuda, stream)) cuda->has_no_kernels = true;
+    if (cuda->has_no_kernels) stream->has_kernel_tables = false;
+    if (stream->engine_stream || cuda->config.staging_bytes == 0) return KVT_OK;
+    stream->staging_bytes = KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes;
+    stream->staging = kvt_cuda_pinned_alloc(cuda, stream->staging_bytes);
+    stream->is_staging_pinned = stream->staging != NULL;
+    if (stream->staging) kvt_cuda_pack_init(cuda, stream);
+    if (stream->staging) return KVT_OK;
+    kvt_log(&cuda->env, KVT_LOG_WARN, "staging for copies of the CUDA device is not pinned: they go at pageable speed");
+    stream->staging = kvt_table_map(stream->staging_bytes);
+    return stream->staging ? KVT_OK : KVT_NOMEM;
 }
 
 bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,

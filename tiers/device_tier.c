@@ -202,9 +202,11 @@ static void run_job(struct kvt_gpu_job *gpu_job)
     if (op->kind != KVT_OP_COPY) op->link_ns = run_ns > op->codec_ns ? run_ns - op->codec_ns : 0;
 }
 
+/* ---- The same on a device that the CPU cannot touch ------------------------------------------ */
+
 /*
- * ---- The same on a device that the CPU cannot touch. A raw block goes by itself to and from pinned host memory. What is packed,
- *      or in ordinary memory, goes through the staging that the device lends; the stream's thread does the host's part.
+ * A raw block goes by itself to and from pinned host memory. What the CPU packs, or what lies in ordinary memory, goes
+ * through the staging that the device lends; the stream's thread does the host's part.
  */
 
 /* The layers that an op moves, as they lie in staging: their segments without gaps. */

@@ -1,8 +1,8 @@
 /*
  * device_fixture: a device tier with one group of layers; its slots are filled with patterns and compared with them.
  *
- * The device is the emulated one, or, with KVT_TEST_CUDA, CUDA's: on the fake runtime (tests/fakes/cudart_fake.h) or on a
- * real one, depending on what the program links. device_access.h has what differs.
+ * The device is the emulated one, or, with KVT_TEST_CUDA, CUDA's: on the fake runtime (tests/fakes/cudart_fake.h) or
+ * on a real one, depending on what the program links. device_access.h has what differs.
  *
  * The codec is a stand-in that writes the bytes backwards and inverted, so that the tier's part is tested alone: a
  * program that includes this defines the codec's functions itself.

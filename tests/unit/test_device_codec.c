@@ -1,6 +1,7 @@
 /*
  * The device tier with the real codec: real KV is packed in the stash and comes back exact, at any alignment, while
- * base tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or stays inside the slot.
+ * base tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or stays inside the
+ * slot.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -210,7 +211,10 @@ static void real_kv_is_packed_and_comes_back_exact_at_odd_addresses(void **state
     }
 }
 
-/* Goal: some layers of a block, raw or packed, come alone, to their own places or to others', and nothing else is written. */
+/*
+ * Goal: some layers of a block, raw or packed, come alone, to their own places or to others', and nothing else is
+ * written.
+ */
 static void some_layers_of_a_block_come_alone_to_any_place(void **state)
 {
     (void)state;
@@ -379,7 +383,9 @@ static int run_all(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* On CUDA the fake's memory is the CPU's, too; packed by the CPU, and, where the buffers are pinned, on the device. */
+/*
+ * On CUDA the fake's memory is the CPU's, too; packed by the CPU, and, where the buffers are pinned, on the device.
+ */
 int main(void)
 {
     if (!device_begin()) return DEVICE_SKIPPED;

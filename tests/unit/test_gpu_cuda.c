@@ -1,6 +1,7 @@
 /*
- * gpu_cuda, over a fake CUDA runtime: what goes wrong in CUDA ends in a failed job and never in other bytes; default streams,
- * tables, marks beyond the ring; a device that is lost or hangs. The four orders are in test_device_orders.c.
+ * gpu_cuda, over a fake CUDA runtime: what goes wrong in CUDA ends in a failed job and never in other bytes; default
+ * streams, tables, marks beyond the ring; a device that is lost or hangs. The four orders are in
+ * test_device_orders.c.
  */
 #include "tests/unit/device_fixture.h"
 
@@ -323,8 +324,8 @@ static void b06_a_fetch_is_not_handed_back_before_its_buffer_was_read(void **sta
 }
 
 /*
- * Device slot 1 goes to a host buffer of the same number while the buffer's block comes to a device slot of the same number:
- * only a mark that names stream and serial says which of the two copies is meant.
+ * Device slot 1 goes to a host buffer of the same number while the buffer's block comes to a device slot of the same
+ * number: only a mark that names stream and serial says which of the two copies is meant.
  */
 static void b08_a_mark_names_its_stream_and_not_a_number_both_have(void **state)
 {
@@ -340,7 +341,9 @@ static void b08_a_mark_names_its_stream_and_not_a_number_both_have(void **state)
     first.host = f.host + HOST_BYTES;
     run_op(&f, &first);
     for (uint32_t round = 1; round <= ROUNDS; round++) {
-        /* out: slot 0 -> buffer 0, late; in: buffer 1 -> slot 1, late; each slot is written again behind its own mark */
+        /*
+         * out: slot 0 -> buffer 0, late; in: buffer 1 -> slot 1, late; each slot is written again behind its own mark
+         */
         struct writer spoil_out = { &f, 0, 1000 + round }, spoil_in = { &f, 1, 2000 + round };
         fill_slot(&f, 0, round);
         const uint32_t late = (uint32_t)kvt_rng_below(&rng, KVT_DEVICE_STREAMS);

@@ -207,3 +207,74 @@ void kvt_cuda_pack_done(struct kvt_cuda_stream *stream)
     stream->pack_pinned = stream->bases_pinned = NULL;
     stream->pack_device = stream->bases_device = stream->packed_device = NULL;
 }
+
+/*
+ * Each kernel is launched once before anything runs, for the reason that gpu_cuda_copy.c has; a block that is no
+ * constant goes to the host and back.
+ */
+static bool try_packing(struct kvt_cuda *c, struct kvt_cuda_stream *s)
+{
+    enum { ELEMENTS = 256, BYTES = 2 * ELEMENTS };
+    uint64_t stride = 0;
+    void *base = s->packed_device + KVT_RANK_SLACK;
+    struct kvt_gpu_move move = {
+        .kind = KVT_GPU_MOVE_PACK,
+        .pages = { .count = 1, .base = &base, .stride = &stride, .bytes = BYTES },
+        .pack = { .shape = { KVT_DTYPE_BF16, 1, 64, ELEMENTS }, .layers = 1, .tokens = 4, .length = BYTES },
+    };
+    const struct kvt_cuda_way way = { .handle = s->handle, .host = s->staging, .is_pinned = true };
+    uint8_t sample[BYTES], back[BYTES];
+    if (c->config.staging_bytes < 2 * BYTES + KVT_RANK_SLACK) return true; /* blocks of tests: too small to try with */
+    for (uint32_t i = 0; i < ELEMENTS; i++) kvt_store_u16(sample + 2 * i, (uint16_t)(0x3f80 + i % 5 * 128 + i % 97));
+    memcpy(s->staging, sample, BYTES);
+    bool is_good = kvt_cuda_ok(c, cudaMemcpyAsync(base, s->staging, BYTES, cudaMemcpyHostToDevice, s->handle))
+        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle))
+        && kvt_cuda_issue_pack(c, s, &s->tables[0], &move, &way, s->packed_device)
+        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
+    move.kind = KVT_GPU_MOVE_UNPACK;
+    move.pack.length = *(volatile uint32_t *)s->tables[0].result;
+    is_good = is_good && move.pack.length > 0 && move.pack.length < BYTES;
+    base = s->packed_device + c->config.staging_bytes;
+    is_good = is_good && kvt_cuda_issue_pack(c, s, &s->tables[0], &move, &way, s->packed_device)
+        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle))
+        && kvt_cuda_ok(c, cudaMemcpyAsync(s->staging, base, BYTES, cudaMemcpyDeviceToHost, s->handle))
+        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
+    memcpy(back, s->staging, BYTES);
+    return is_good && *(volatile uint32_t *)s->tables[0].result == KVT_BLOCK_OK && memcmp(sample, back, BYTES) == 0;
+}
+
+void kvt_cuda_pack_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
+{
+    const size_t table_bytes = pack_bytes(cuda), result_bytes = 64, bases_bytes = cuda->config.bases_bytes;
+    if (bases_bytes == 0 || !cuda->is_unified) return;
+    stream->pack_pinned = kvt_cuda_pinned_alloc(cuda, KVT_CUDA_TABLES * (table_bytes + result_bytes));
+    stream->pack_device = kvt_cuda_device_alloc(cuda, KVT_CUDA_TABLES * (table_bytes + plans_bytes(cuda)));
+    stream->bases_pinned = kvt_cuda_pinned_alloc(cuda, KVT_GPU_BASES_MAX * bases_bytes);
+    stream->bases_device = kvt_cuda_device_alloc(cuda, KVT_GPU_BASES_MAX * bases_bytes);
+    stream->packed_device = kvt_cuda_device_alloc(
+        cuda, KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes + KVT_RANK_SLACK); /* is read behind the last one */
+    if (!stream->pack_pinned || !stream->pack_device || !stream->bases_pinned || !stream->bases_device
+        || !stream->packed_device) {
+        kvt_cuda_pack_done(stream);
+        return;
+    }
+    for (uint32_t t = 0; t < KVT_CUDA_TABLES; t++) {
+        struct kvt_cuda_table *table = &stream->tables[t];
+        table->pack = stream->pack_pinned + t * table_bytes;
+        table->result = (uint32_t *)(void *)(stream->pack_pinned + KVT_CUDA_TABLES * table_bytes + t * result_bytes);
+        table->device_pack = stream->pack_device + t * table_bytes;
+        table->device_plans = stream->pack_device + KVT_CUDA_TABLES * table_bytes + t * plans_bytes(cuda);
+    }
+    if (!try_packing(cuda, stream)) kvt_cuda_pack_done(stream);
+}
+
+void kvt_cuda_pack_done(struct kvt_cuda_stream *stream)
+{
+    if (stream->pack_pinned) (void)cudaFreeHost(stream->pack_pinned);
+    if (stream->bases_pinned) (void)cudaFreeHost(stream->bases_pinned);
+    if (stream->pack_device) (void)cudaFree(stream->pack_device);
+    if (stream->bases_device) (void)cudaFree(stream->bases_device);
+    if (stream->packed_device) (void)cudaFree(stream->packed_device);
+    stream->pack_pinned = stream->bases_pinned = NULL;
+    stream->pack_device = stream->bases_device = stream->packed_device = NULL;
+}

@@ -6,6 +6,7 @@
 #include "tests/unit/device_fixture.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "tests/fakes/cudart_fake.h"
 

@@ -13,6 +13,8 @@
  *    finished (B09).
  * 5. A call that failed ends its item as failed, after what was issued of it. An error that stays makes the device
  *    lost: all items are finished as failed, without CUDA.
+ * 6. Packs, and unpacks, that stand one behind the other are one launch. Two launches are under way at most; meanwhile the
+ *    next one gathers. A job is over when its launch is.
  *
  * Thread:  one lock for all of it, given up while before, after and done run. CUDA is called under it; that may wait
  *          for room in CUDA's queue, never for us.

@@ -55,13 +55,16 @@ static void catch_signals(void)
     (void)sigaction(SIGTERM, &action, NULL);
 }
 
-/* After a signal, closing may not take long either: what is on disk by then is what a later run finds. */
-static void limit_close(void)
+/*
+ * After a signal, closing may not take long either: what is on disk by then is what a later run finds. Files beside the
+ * report are written after that, without a limit.
+ */
+static void limit_close(bool is_limited)
 {
     struct sigaction action = { .sa_handler = on_close_limit };
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGALRM, &action, NULL);
-    const struct itimerval timer = { .it_value = { .tv_usec = CLOSE_LIMIT_MS * 1000 } };
+    const struct itimerval timer = { .it_value = { .tv_usec = is_limited ? CLOSE_LIMIT_MS * 1000 : 0 } };
     (void)setitimer(ITIMER_REAL, &timer, NULL);
 }
 
@@ -238,9 +241,7 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
     if (status == KVT_OK) {
         exit_status = replay(options, workload, runtime, engine, streamer, outputs, &is_engine_busy);
     } else if (status == KVT_UNSUPPORTED) {
-        exit_status = kvt_usage_error(COMMAND,
-                                      "--device is '%s': the run's model has kernels for the emulated device only",
-                                      kvt_device_name(runtime));
+        exit_status = kvt_failure(COMMAND, "the %s device gives no stream", kvt_device_name(runtime));
     } else {
         exit_status = kvt_failure(COMMAND, "%s", kvt_status_text(status));
     }
@@ -299,8 +300,9 @@ int kvt_cmd_run(int argc, char **argv)
     int exit_status;
     if (status == KVT_OK) {
         exit_status = run_watched(&options, workload, runtime, &outputs);
-        if (exit_status == EXIT_INTERRUPTED) limit_close();
+        if (exit_status == EXIT_INTERRUPTED) limit_close(true);
         kvt_close(&runtime);
+        limit_close(false);
     } else {
         exit_status = refuse_open(&options, status, error);
     }

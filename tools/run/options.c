@@ -423,8 +423,7 @@ struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)
     struct kvt_config config = kvt_config_default();
     config.shape = options->model.shape;
     config.model = options->model_text;
-    /* The run's model has kernels for the emulated device; what it cannot run on is not chosen for it. */
-    config.device = options->device == KVT_DEVICE_AUTO ? KVT_DEVICE_EMULATED : options->device;
+    config.device = options->device;
     config.device_bytes = options->hbm_bytes;
     config.host_bytes = options->host_bytes;
     config.nvme_path = options->nvme_path[0] ? options->nvme_path : NULL;

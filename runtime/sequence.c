@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/lookup.h"
 #include "runtime/planner.h"
 #include "runtime/reader.h"
@@ -125,7 +126,8 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
                                        .step = NO_STEP,
                                        .tail_tokens = tail_tokens,
                                        .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE,
-                                       .lost_from = UINT64_MAX };
+                                       .lost_from = UINT64_MAX,
+                                       .suspect_from = UINT64_MAX };
     for (uint32_t g = 0; g < core->group_count; g++)
         sequence->groups[g] = (struct kvt_sequence_table){
             .blocks = tables[g].blocks, .capacity = tables[g].capacity, .live = KVT_NO_BLOCK, .spare = KVT_NO_BLOCK
@@ -410,6 +412,7 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     KVT_ASSERT(sequence->step == NO_STEP);
     kvt_core_end_stall(core, sequence);
     kvt_readers_close_of(core, sequence);
+    (void)kvt_layers_settle(core, sequence); /* what has not landed by now is not cached */
     if (!is_kept) mark_unkept(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);
@@ -647,7 +650,8 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
 
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
 {
-    if (parent->step != NO_STEP) return KVT_INVAL;
+    /* What a fork shares must be what its tokens say. */
+    if (parent->step != NO_STEP || kvt_layers_settle(core, parent) == KVT_NOT_READY) return KVT_INVAL;
     /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };

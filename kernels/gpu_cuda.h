@@ -1,13 +1,13 @@
 /*
- * gpu_cuda: the CUDA device, as its two files share it: gpu_cuda.c has streams, marks, jobs and memory, gpu_cuda_copy.c says
- * how bytes move.
+ * gpu_cuda: the CUDA device, as its files share it: gpu_cuda.c has streams, marks, jobs and memory, gpu_cuda_copy.c
+ * says how bytes move, gpu_cuda_pack.c how they are packed on their way.
  *
  * 1. A stream is a ring of items; an item's number is its serial. An item is issued (it is in CUDA's queue, an event
  *    behind it) and later finished (the event was seen, and what the host does afterwards has returned).
- * 2. A mark is the serial of the last item. The device may wait for it once it is issued; the host sees it reached once
- *    it is finished.
- * 3. What is ready is issued in the caller's thread. What the host must do something for first, and all that is behind
- *    it, is issued by the stream's own thread, which also sees events and calls done. It asks; it does not block in
+ * 2. A mark is the serial of the last item. The device may wait for it once it is issued; the host sees it reached
+ *    once it is finished.
+ * 3. What is ready is issued in the caller's thread. What the host must do something for first, and all that is
+ *    behind it, is issued by the stream's own thread, which also sees events and calls done. It asks; it does not block in
  *    CUDA, and CUDA calls no function of ours (B60).
  * 4. Tables that a kernel reads lie in a ring of their own, and are written again when the item that uses them is
  *    finished (B09).
@@ -50,6 +50,10 @@ struct kvt_cuda_table {
     void **targets;
     void **sources;
     size_t *sizes;
+    /* Of a packing or unpacking kernel; NULL where there are none. */
+    uint8_t *pack, *device_pack; /* the block and its chunks, pinned, and where the kernel reads them */
+    void *device_plans;
+    uint32_t *result; /* pinned: written by the kernel */
 };
 
 struct kvt_cuda;
@@ -81,6 +85,11 @@ struct kvt_cuda_stream {
     uint8_t *staging;
     size_t staging_bytes; /* all of it */
     bool is_staging_pinned;
+    uint8_t *pack_pinned, *pack_device, *packed_device; /* what packing takes; NULL: it is not to be had */
+    uint32_t bases_count;
+    const uint8_t
+        *bases[KVT_GPU_BASES_MAX]; /* the sets that this stream has brought to the device, by their host address */
+    uint8_t *bases_pinned, *bases_device;
 
     pthread_t thread;
     bool has_thread;
@@ -127,6 +136,10 @@ bool kvt_cuda_is_pinned(const struct kvt_cuda *cuda, const void *memory);
 
 /* ---- gpu_cuda_copy.c ---- */
 
+/* NULL: refused. */
+void *kvt_cuda_pinned_alloc(struct kvt_cuda *cuda, size_t size_bytes);
+void *kvt_cuda_device_alloc(struct kvt_cuda *cuda, size_t size_bytes);
+
 /* Tables and staging of a stream. NOMEM. done: NULL parts are fine. */
 KVT_NODISCARD enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream);
 void kvt_cuda_tables_done(struct kvt_cuda_stream *stream);
@@ -144,5 +157,17 @@ bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, 
 
 /* Times kernels and DMA against each other on two streams of its own. What fails leaves DMA for everything. */
 void kvt_cuda_calibrate(struct kvt_cuda *cuda);
+
+/* ---- gpu_cuda_pack.c ---- */
+
+/* What packing takes, behind the tables. Without it nothing is packed on the device. */
+void kvt_cuda_pack_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream);
+void kvt_cuda_pack_done(struct kvt_cuda_stream *stream);
+
+/*
+ * Puts a pack or an unpack on the handle. packed: room on the device for what an unpack reads. False: refused.
+ */
+bool kvt_cuda_issue_pack(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
+                         const struct kvt_gpu_move *move, const struct kvt_cuda_way *way, uint8_t *packed);
 
 #endif

@@ -44,7 +44,7 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         const char *line;
     } cases[] = {
         { { NULL }, "the part" },
-        { { "stores" }, "core, codec or store" },
+        { { "stores" }, "core, codec, copy or store" },
         { { "store", "core" }, "core" },
         { { "store" }, "--dir is missing" },
         { { "store", "--dir", "" }, "an existing directory" },
@@ -55,6 +55,7 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         { { "store", "--dir", "/tmp", "--pairs", "102" }, "--pairs" },
         { { "store", "--dir", "/tmp", "--only", "some" }, "speed, small, mixed or codec" },
         { { "core", "--blocks", "7" }, "--blocks" },
+        { { "copy", "--device", "gpu" }, "one of auto, cuda, emulated" },
         { { "core", "--calibrate", "x" }, "--calibrate" },
         { { "--calibrate", "/nonexistent/links.json" }, "--calibrate" },
         { { "--calibrate", "x", "--shape", "layers=0" }, "--shape" },
@@ -132,6 +133,36 @@ static void a_small_run_of_each_part_measures_and_leaves_nothing(void **state)
     if (path) assert_int_equal(setenv("PATH", path, 1), 0);
 }
 
+/* On the emulated device, so that it is the same on every machine. */
+static void a_small_run_of_copy_measures_and_compares(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint32_t count;
+    } names[] = { { "pinned peak", 3 },
+                  { "blocks of", 4 },
+                  { "fragments of 32 KiB", 2 },
+                  { "packed bf16", 3 },
+                  { "beside a kernel", 1 } };
+    RUN("copy", "--device", "emulated", "--size", "16MiB", "--pairs", "1", "--json");
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    struct json_object *root = json_tokener_parse(outcome.out);
+    assert_non_null(root);
+    assert_string_equal(json_object_get_string(member(root, "device")), "emulated");
+    assert_int_equal(json_object_get_int64(member(root, "mismatches")), 0);
+    assert_true(json_object_get_int64(member(root, "bytes_checked")) > (int64_t)(32 * KVT_MIB));
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++)
+        assert_int_equal(check_cases(member(root, "cases"), names[i].name), names[i].count);
+    (void)json_object_put(root);
+    RUN("copy", "--device", "emulated", "--size", "16MiB", "--pairs", "1");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(strncmp(outcome.out, "emulated: ", 10), 0);
+    assert_non_null(strstr(outcome.out, "memcpy on this CPU"));
+    assert_non_null(strstr(outcome.out, "0 mismatches"));
+}
+
 static void the_table_names_what_the_probe_found(void **state)
 {
     (void)state;
@@ -195,6 +226,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bad_option_is_one_line_and_exit_status_2),
         cmocka_unit_test(a_directory_that_is_not_there_is_exit_status_1),
         cmocka_unit_test(a_small_run_of_each_part_measures_and_leaves_nothing),
+        cmocka_unit_test(a_small_run_of_copy_measures_and_compares),
         cmocka_unit_test(the_table_names_what_the_probe_found),
         cmocka_unit_test(a_calibration_is_what_the_simulator_reads),
         cmocka_unit_test(a_calibration_without_its_disk_leaves_no_file),

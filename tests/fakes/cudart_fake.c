@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/block_pack.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/pages.h"
 #include "runtime/base/assert.h"
@@ -620,4 +621,48 @@ enum kvt_status kvt_cuda_pages_move(const struct kvt_pages_run *runs, uint32_t c
     (void)leave(error);
     (void)cudaGetLastError();
     return error == cudaSuccess ? KVT_OK : KVT_IO;
+}
+
+static void pack_now(void *user)
+{
+    const struct kvt_block_pack *block = user;
+    uint8_t *scratch = kvt_alloc(1, kvt_block_scratch_bytes(&block->shape));
+    KVT_ASSERT(scratch != NULL);
+    kvt_block_pack(block, kvt_rank_ops_best(), scratch);
+    kvt_free(scratch);
+}
+
+static void unpack_now(void *user)
+{
+    const struct kvt_block_unpack *block = user;
+    uint8_t *scratch = kvt_alloc(1, kvt_block_scratch_bytes(&block->shape));
+    KVT_ASSERT(scratch != NULL);
+    kvt_block_unpack(block, kvt_rank_ops_best(), scratch);
+    kvt_free(scratch);
+}
+
+/* What the kernel reads of the block is read when its turn comes, from where the device can. */
+static enum kvt_status launch_block(const char *function, void (*run)(void *user), const void *block, void *stream)
+{
+    cudaError_t error = enter(function);
+    if (error == cudaSuccess && !can_device_touch(block, 64)) error = cudaErrorIllegalAddress;
+    if (error == cudaSuccess)
+        queue(find(stream), (struct task){ .kind = TASK_RUN, .run = run, .user = (void *)(uintptr_t)block });
+    (void)leave(error);
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? KVT_OK : KVT_IO;
+}
+
+enum kvt_status kvt_cuda_block_pack(const struct kvt_block_pack *blocks, uint32_t count, uint32_t layers_max,
+                                    uint32_t ctas, void *stream)
+{
+    KVT_ASSERT(count == 1 && layers_max > 0 && ctas > 0);
+    return launch_block("kvt_cuda_block_pack", pack_now, blocks, stream);
+}
+
+enum kvt_status kvt_cuda_block_unpack(const struct kvt_block_unpack *blocks, uint32_t count, uint32_t layers_max,
+                                      uint32_t ctas, void *stream)
+{
+    KVT_ASSERT(count == 1 && layers_max > 0 && ctas > 0);
+    return launch_block("kvt_cuda_block_unpack", unpack_now, blocks, stream);
 }

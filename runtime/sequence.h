@@ -74,6 +74,8 @@ struct kvt_sequence {
     uint32_t previous, next; /* in core->demand or core->expected */
     uint8_t list;            /* enum kvt_sequence_list_id */
     uint64_t lost_from;      /* UINT64_MAX: nothing lost */
+    uint32_t turn;                    /* as kvt_seq_hint told; UINT32_MAX: unknown */
+    uint8_t next_use;                 /* enum kvt_next */
 };
 
 enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };

@@ -138,14 +138,15 @@ static bool unpack_ranked(const struct kvt_block_unpack *block, const struct kvt
     return ops->unpack(&args);
 }
 
-static enum kvt_block_verdict unpack_chunk(const struct kvt_block_unpack *block, uint32_t layer,
+/* The i-th of the layers that are wanted. */
+static enum kvt_block_verdict unpack_chunk(const struct kvt_block_unpack *block, uint32_t i,
                                            const struct kvt_rank_ops *ops, uint8_t *scratch)
 {
-    const struct kvt_block_chunk *chunk = &block->chunks[layer];
+    const struct kvt_block_chunk *chunk = &block->chunks[i];
     const uint32_t element = kvt_block_element_bytes(&block->shape);
     const size_t plane_bytes = kvt_block_plane_bytes(&block->shape);
     struct kvt_block_found found;
-    kvt_block_find_chunk(block, layer, &found);
+    kvt_block_find_chunk(block, block->first + i, &found);
     const enum kvt_block_verdict verdict = kvt_block_check_chunk(block, &found);
     if (verdict != KVT_BLOCK_OK) return verdict;
     if ((found.packed[0] & KVT_BLOCK_KIND_MASK) == KVT_BLOCK_RANKED)
@@ -153,8 +154,8 @@ static enum kvt_block_verdict unpack_chunk(const struct kvt_block_unpack *block,
     for (uint32_t p = 0; p < block->shape.plane_count; p++) {
         if (found.packed[0] == KVT_BLOCK_RAW)
             memcpy(chunk->plane[p], found.packed + KVT_BLOCK_RAW_HEADER_BYTES + p * plane_bytes, plane_bytes);
-        for (size_t i = 0; found.packed[0] == KVT_BLOCK_CONSTANT && i < plane_bytes; i += element)
-            memcpy(chunk->plane[p] + i, found.packed + 8 + 4 * p, element);
+        for (size_t at = 0; found.packed[0] == KVT_BLOCK_CONSTANT && at < plane_bytes; at += element)
+            memcpy(chunk->plane[p] + at, found.packed + 8 + 4 * p, element);
     }
     return KVT_BLOCK_OK;
 }
@@ -162,8 +163,10 @@ static enum kvt_block_verdict unpack_chunk(const struct kvt_block_unpack *block,
 void kvt_block_unpack(const struct kvt_block_unpack *block, const struct kvt_rank_ops *ops, uint8_t *scratch)
 {
     enum kvt_block_verdict worst = kvt_block_check_directory(block);
-    for (uint32_t layer = 0; worst != KVT_BLOCK_CORRUPT && layer < block->layers; layer++) {
-        const enum kvt_block_verdict verdict = unpack_chunk(block, layer, ops, scratch);
+    KVT_ASSERT(block->first < block->layers);
+    KVT_ASSERT(block->count <= block->layers - block->first);
+    for (uint32_t i = 0; worst != KVT_BLOCK_CORRUPT && i < kvt_block_unpack_count(block); i++) {
+        const enum kvt_block_verdict verdict = unpack_chunk(block, i, ops, scratch);
         if (verdict > worst) worst = verdict;
     }
     *block->ret_verdict = worst;

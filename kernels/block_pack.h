@@ -64,6 +64,7 @@ struct kvt_block_unpack {
     uint32_t layers, tokens;
     uint32_t tables_id; /* of the bases in chunks; a block that needs others is CORRUPT */
     uint32_t length;
+    uint32_t first, count; /* count layers from first on alone, chunks has one for each of these; count 0: all layers */
     const struct kvt_block_chunk *chunks;
     const uint8_t *packed;
     uint32_t *ret_verdict; /* enum kvt_block_verdict */
@@ -219,6 +220,12 @@ KVT_BODY void kvt_block_write_chunk_header(const struct kvt_block_pack *block, c
         kvt_block_store_number(target + 10, plan->second_count, 3);
         kvt_block_store_number(target + 13, plan->third_count, 3);
     }
+}
+
+/* How many layers are taken apart. */
+KVT_BODY uint32_t kvt_block_unpack_count(const struct kvt_block_unpack *block)
+{
+    return block->count ? block->count : block->layers - block->first;
 }
 
 /* Header, directory, and the zeros between chunks. */

@@ -183,8 +183,9 @@ static bool order_after(struct kvt_cuda *c, cudaStream_t handle, kvt_mark mark)
     /* A serial alone names nothing: each stream has its own (B08). */
     struct kvt_cuda_stream *other = stream_of(c, KVT_PLANTED(MARK_MISFILED) ? 0 : kvt_mark_stream(mark));
     if (kvt_mark_serial(mark) <= other->finished) return true;
-    struct kvt_cuda_item *item = item_of(other, kvt_mark_serial(mark));
-    return item->is_recorded && kvt_cuda_ok(c, cudaStreamWaitEvent(handle, item->event, 0));
+    const struct kvt_cuda_item *item = item_of(other, kvt_mark_serial(mark));
+    if (!item->is_recorded) return KVT_PLANTED(MARK_MISFILED);
+    return kvt_cuda_ok(c, cudaStreamWaitEvent(handle, item->event, 0));
 }
 
 static bool is_loaded(const struct kvt_cuda *c, const struct kvt_cuda_stream *s)

@@ -96,11 +96,28 @@ KVT_BODY void kvt_quant_store(enum kvt_dtype dtype, uint8_t *page, uint64_t inde
 
 /* ---- Scales ---------------------------------------------------------------------------------------------------- */
 
-/* What an element says about its row's scale: its magnitude's bits, which sort as the magnitudes do; 0: nothing. */
-KVT_BODY uint32_t kvt_quant_magnitude(uint32_t bits)
+/*
+ * What an element says about its row's scale: its magnitude in the type's own bits, which sort as the magnitudes do; 0
+ * when it is not finite. No branch, so that a maximum of them is SIMD.
+ */
+KVT_BODY uint32_t kvt_quant_key(enum kvt_dtype dtype, const uint8_t *page, uint64_t index)
 {
-    const uint32_t magnitude = bits & 0x7fffffff;
-    return magnitude < KVT_QUANT_INFINITY ? magnitude : 0;
+    if (dtype == KVT_DTYPE_FP32) {
+        uint32_t bits;
+        memcpy(&bits, page + 4 * index, sizeof bits);
+        bits &= 0x7fffffff;
+        return bits & (0u - (uint32_t)(bits < KVT_QUANT_INFINITY));
+    }
+    uint16_t bits;
+    memcpy(&bits, page + 2 * index, sizeof bits);
+    const uint32_t magnitude = bits & 0x7fff;
+    return magnitude & (0u - (uint32_t)(magnitude < (dtype == KVT_DTYPE_BF16 ? 0x7f80u : 0x7c00u)));
+}
+
+/* The bits of fp32 of the magnitude that a key stands for. */
+KVT_BODY uint32_t kvt_quant_magnitude(enum kvt_dtype dtype, uint32_t key)
+{
+    return dtype == KVT_DTYPE_FP32 ? key : dtype == KVT_DTYPE_BF16 ? key << 16 : kvt_quant_from_fp16(key);
 }
 
 KVT_BODY int32_t kvt_quant_least(enum kvt_dtype dtype, enum kvt_quant_code code)

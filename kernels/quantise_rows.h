@@ -15,10 +15,10 @@ KVT_QUANT_INLINE void kvt_quant_rows(enum kvt_dtype dtype, enum kvt_quant_code c
         uint8_t *codes = ret_codes + (size_t)r * width;
         uint32_t largest = 0;
         for (uint32_t i = 0; i < width; i++) {
-            const uint32_t magnitude = kvt_quant_magnitude(kvt_quant_load(dtype, row, i));
-            largest = magnitude > largest ? magnitude : largest;
+            const uint32_t key = kvt_quant_key(dtype, row, i);
+            largest = key > largest ? key : largest;
         }
-        const int32_t k = kvt_quant_exponent(dtype, code, largest);
+        const int32_t k = kvt_quant_exponent(dtype, code, kvt_quant_magnitude(dtype, largest));
         const float power = kvt_quant_power(-k);
         ret_scales[r] = (uint8_t)(k + 127);
         for (uint32_t i = 0; i < width; i++)

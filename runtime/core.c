@@ -5,6 +5,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/flow.h"
 #include "runtime/planner.h"
 #include "runtime/residency.h"
@@ -134,7 +135,8 @@ enum kvt_status kvt_core_reset(struct kvt_core *core, uint64_t *ret_kept)
         kept += block->refs > 0;
         forget_block(core, b);
     }
-    const enum kvt_status status = core->has_nvme ? core->nvme->ops->reset(core->nvme) : KVT_OK;
+    const bool has_lower = core->has_nvme && !KVT_PLANTED(RESET_TOP_ONLY);
+    const enum kvt_status status = has_lower ? core->nvme->ops->reset(core->nvme) : KVT_OK;
     *ret_kept = kept;
     return status;
 }

@@ -34,7 +34,10 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
     for (uint32_t tier = 0; tier < KVT_TIERS; tier++) {
         struct kvt_transfer *transfer;
         while ((transfer = kvt_transfers_next_waiting(&core->transfers, tier)) != NULL) {
-            if (transfer->is_abandoned) { /* its op was never submitted: this is its return */
+            /* The store would publish what a reset has come before, since it has not seen it yet. */
+            const bool is_late = transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch
+                && !KVT_PLANTED(LATE_STASH);
+            if (transfer->is_abandoned || is_late) { /* its op was never submitted: this is its return */
                 kvt_transfers_pop_waiting(&core->transfers, tier);
                 transfer->op.status = KVT_SHUTDOWN;
                 complete(core, transfer);
@@ -42,6 +45,18 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
             }
             if (kvt_tier_submit(tier_of(core, tier), &transfer->op) != KVT_OK) break;
             kvt_transfers_pop_waiting(&core->transfers, tier);
+        }
+    }
+}
+
+void kvt_flow_cancel_waiting(struct kvt_core *core)
+{
+    for (uint32_t tier = 0; tier < KVT_TIERS; tier++) {
+        struct kvt_transfer *transfer;
+        while ((transfer = kvt_transfers_next_waiting(&core->transfers, tier)) != NULL) {
+            kvt_transfers_pop_waiting(&core->transfers, tier);
+            transfer->op.status = KVT_SHUTDOWN;
+            complete(core, transfer);
         }
     }
 }
@@ -398,7 +413,8 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
         } else {
             core->counters.failures++;
             /* A device that keeps failing is asked less often: trying again at once would never end. */
-            if (++core->device_failures >= FAILURES_MAX) core->device_retry_ns = core->now_ns + DEVICE_RETRY_NS;
+            if (++core->device_failures >= FAILURES_MAX && !KVT_PLANTED(NO_PAUSE))
+                core->device_retry_ns = core->now_ns + DEVICE_RETRY_NS;
         }
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
@@ -688,6 +704,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
 
 void kvt_flow_check_deadlines(struct kvt_core *core)
 {
+    if (KVT_PLANTED(NO_DEADLINE)) return;
     for (uint32_t i = 0; i < POLL_BATCH && core->transfers.oldest != KVT_NO_TRANSFER; i++) {
         struct kvt_transfer *transfer = &core->transfers.items[core->transfers.oldest];
         if (core->now_ns < transfer->deadline_ns) return;

@@ -59,5 +59,7 @@ bool kvt_flow_poll(struct kvt_core *core);
 void kvt_flow_check_deadlines(struct kvt_core *core);
 /* Hands to the tiers what waits for a place in their queues. */
 void kvt_flow_submit_waiting(struct kvt_core *core);
+/* Ends what still waits for one, as failed: no tier has it. */
+void kvt_flow_cancel_waiting(struct kvt_core *core);
 
 #endif

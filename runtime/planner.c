@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
 #include "runtime/residency.h"
@@ -250,7 +251,7 @@ static void give_one_up(struct kvt_core *core, const struct kvt_parked *parked, 
 {
     const enum kvt_block_flag flag = is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED;
     const uint32_t tier = is_device ? KVT_TIER_DEVICE : KVT_TIER_HOST;
-    if (!is_at_rest(core)) return;
+    if (!is_at_rest(core) || KVT_PLANTED(NO_GIVE_UP)) return;
     for (uint32_t i = 0; i < parked->count; i++) {
         const uint32_t index = parked->blocks[i];
         const struct kvt_block *block = kvt_core_block(core, index);

@@ -333,5 +333,6 @@ enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *
         if (block == KVT_NO_BLOCK || kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_DEVICE)) continue;
         return stall_of_block(core, sequence, block);
     }
+    if (sequence->step != NO_STEP) return kvt_readers_stall(core, sequence);
     return check_writable(core, sequence) == KVT_READY ? KVT_STALL_OTHER : KVT_STALL_HOST_LINK;
 }

@@ -777,6 +777,21 @@ uint32_t kvt_codec_tables_count(const struct kvt_codec *codec)
     return count;
 }
 
+bool kvt_codec_bases(struct kvt_codec *codec, uint32_t group, uint32_t id, uint32_t layer,
+                     struct kvt_rank_bases *ret_bases, uint32_t *ret_id)
+{
+    KVT_ASSERT(group < codec->group_count);
+    struct kvt_base_tables *tables = &codec->groups[group].tables;
+    KVT_ASSERT(layer < tables->layers);
+    const struct kvt_base_set *set = !codec->groups[group].is_ranked ? NULL
+        : id                                                         ? kvt_base_tables_find(tables, id)
+                                                                     : kvt_base_tables_current(tables);
+    if (!set) return false;
+    *ret_bases = kvt_base_set_layer(tables, set, layer);
+    *ret_id = set->id;
+    return true;
+}
+
 /*
  * Exported tables: u32 magic, u32 version, u32 count; for each u32 group, u32 id, the set's bytes; u64 digest of all
  * before.

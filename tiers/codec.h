@@ -22,6 +22,7 @@
 #include "runtime/base/status.h"
 
 struct kvt_codec;
+struct kvt_rank_bases;
 struct kvt_rank_ops;
 
 /* One chunk as it lies in memory: plane[p] points to the first of `tokens` contiguous rows of kvt_group_row_bytes(). */
@@ -95,6 +96,14 @@ size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t 
  * blocks that need the others are misses.
  */
 KVT_NODISCARD enum kvt_status kvt_codec_tables_import(struct kvt_codec *codec, const uint8_t *bytes, size_t size);
+
+/*
+ * The bases that a packer elsewhere, on a GPU, subtracts: those of one layer in the set `id`, or, with id 0, in the set
+ * that pack uses now; *ret_id is the set's. False: there is no such set. The bases never change and stay where they are
+ * as long as the codec lives; they are ordinary memory, of which a GPU wants a copy, once for each set.
+ */
+bool kvt_codec_bases(struct kvt_codec *codec, uint32_t group, uint32_t id, uint32_t layer,
+                     struct kvt_rank_bases *ret_bases, uint32_t *ret_id);
 
 /* ---- For tests and benchmarks ---------------------------------------------------------------------------------- */
 

@@ -330,7 +330,9 @@ enum kvt_status kvt_llama_learn(struct kvt_llama *llama, const struct kvt_llama_
     const int32_t vocabulary = engine->vocab_n_tokens(engine->model_get_vocab(engine->get_model(llama->ctx)));
     const uint32_t room = engine->n_ctx(llama->ctx) / llama->seq_count;
     const uint32_t batch = kvt_min_u32(engine->n_batch(llama->ctx), engine->n_ubatch(llama->ctx));
-    const uint32_t count = kvt_min_u32(PROBE_TOKENS, kvt_min_u32(room, batch));
+    const int32_t window = engine->model_n_swa(engine->get_model(llama->ctx));
+    uint32_t count = kvt_min_u32(PROBE_TOKENS, kvt_min_u32(room, batch));
+    if (window > 0) count = kvt_min_u32(count, (uint32_t)window); /* all of it is in every group */
     const int32_t seq = free_seq(llama);
     if (seq < 0) {
         (void)snprintf(ret_error, error_bytes, "all %u sequences are in use: attach before the first decode",

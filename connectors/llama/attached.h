@@ -73,7 +73,8 @@ struct kvt_llama {
 
     struct kvt_key *chain; /* chain[k]: of the first k blocks of the tokens at hand */
     uint64_t chain_capacity;
-    uint8_t *known; /* of each cache and block: 0 not asked yet, 1 there, 2 not there */
+    uint8_t *known;  /* of each cache and block: 0 not asked yet, 1 there, 2 not there */
+    uint16_t *tails; /* of each cache and block: its longest tail, when it was looked for; UINT16_MAX: it was not */
     uint64_t known_capacity;
     struct kvt_llama_plan plan;
     uint32_t tables_known; /* of the codec: saved, and packed with */

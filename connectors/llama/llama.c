@@ -209,6 +209,7 @@ void kvt_llama_detach(struct kvt_llama **llama)
     kvt_free(l->cell_of);
     kvt_free(l->chain);
     kvt_free(l->known);
+    kvt_free(l->tails);
     kvt_free(l->plan.pieces);
     kvt_free(l->seqs);
     kvt_llama_engine_done(&l->engine);
@@ -366,6 +367,7 @@ void kvt_llama_stats(struct kvt_llama *llama, struct kvt_llama_stats *ret_stats)
     ret_stats->dropped_blocks = vault.dropped;
     ret_stats->damaged_blocks = vault.damaged;
     if (!vault.has_store) return;
+    ret_stats->damaged_blocks += vault.store.recovered_bad; /* found at open */
     ret_stats->written_bytes = vault.store.written_bytes;
     ret_stats->nvme_allocated_bytes = vault.store.allocated_bytes;
     ret_stats->nvme_capacity = vault.store.capacity_bytes;

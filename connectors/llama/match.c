@@ -16,10 +16,8 @@ enum { NOT_ASKED, THERE, NOT_THERE };
 struct search {
     struct kvt_llama *llama;
     const int32_t *tokens;
-    uint64_t count;                          /* of the prompt */
-    uint64_t blocks;                         /* whole ones in it */
-    uint64_t tail_block;                     /* of which tails are known */
-    uint32_t tail_max[KVT_LLAMA_CACHES_MAX]; /* the longest tail there is of it, 0: none */
+    uint64_t count;  /* of the prompt */
+    uint64_t blocks; /* whole ones in it */
 };
 
 enum kvt_status kvt_llama_plan_add(struct kvt_llama_plan *plan, const struct kvt_llama_piece *piece)
@@ -61,17 +59,16 @@ static bool try_record(struct search *s, uint32_t c, uint64_t k, uint32_t from, 
     return kvt_llama_vault_has(s->llama->vault, piece->key);
 }
 
-static void know_tails(struct search *s, uint64_t k)
+/* The longest tail there is of a block that is not there as a whole; 0: none. Looked for once. */
+static uint32_t longest_tail(struct search *s, uint32_t c, uint64_t k)
 {
-    if (s->tail_block == k) return;
-    s->tail_block = k;
-    const uint32_t end_max = (uint32_t)kvt_min_u64(s->llama->block_tokens - 1, s->count - k * s->llama->block_tokens);
-    for (uint32_t c = 0; c < s->llama->layout.cache_count; c++) {
-        struct kvt_llama_piece piece;
-        uint32_t end = has_whole_block(s, c, k) ? 0 : end_max;
-        while (end > 0 && !try_record(s, c, k, 0, end, &piece)) end--;
-        s->tail_max[c] = end;
-    }
+    uint16_t *tail = &s->llama->tails[c * (s->blocks + 1) + k];
+    if (*tail != UINT16_MAX) return *tail;
+    struct kvt_llama_piece piece;
+    uint32_t end = (uint32_t)kvt_min_u64(s->llama->block_tokens - 1, s->count - k * s->llama->block_tokens);
+    while (end > 0 && !try_record(s, c, k, 0, end, &piece)) end--;
+    *tail = (uint16_t)end;
+    return end;
 }
 
 /* A record of block k, of cache c, that has its tokens [from, end). */
@@ -82,8 +79,8 @@ static bool covers(struct search *s, uint32_t c, uint64_t k, uint32_t from, uint
     piece->block_first = k * size;
     if (has_whole_block(s, c, k)) return is_needed(s->llama, c) ? try_record(s, c, k, 0, size, piece) : true;
     if (!is_needed(s->llama, c)) return true;
-    know_tails(s, k);
-    if (s->tail_max[c] >= end) return try_record(s, c, k, 0, s->tail_max[c], piece);
+    const uint32_t tail = longest_tail(s, c, k);
+    if (tail >= end) return try_record(s, c, k, 0, tail, piece);
     if (from == 0) return false;
     /* Saved when its first tokens had left the window already: the engine keeps one more than the next token needs. */
     const uint32_t end_max = (uint32_t)kvt_min_u64(size, s->count - k * size);
@@ -202,8 +199,12 @@ static enum kvt_status prepare_known(struct kvt_llama *llama, uint64_t blocks)
         uint8_t *known = kvt_realloc(llama->known, count, 1);
         if (!known) return KVT_NOMEM;
         llama->known = known;
+        uint16_t *tails = kvt_realloc(llama->tails, count, sizeof *tails);
+        if (!tails) return KVT_NOMEM;
+        llama->tails = tails;
         llama->known_capacity = count;
     }
+    memset(llama->tails, 0xff, count * sizeof *llama->tails);
     memset(llama->known, NOT_ASKED, count);
     return KVT_OK;
 }
@@ -213,7 +214,6 @@ enum kvt_status kvt_llama_plan_prefix(struct kvt_llama *llama, const int32_t *to
 {
     const uint64_t size = llama->block_tokens;
     struct search s = { .llama = llama, .tokens = tokens, .count = count, .blocks = count / size };
-    s.tail_block = UINT64_MAX;
     llama->plan.count = 0;
     llama->plan.tokens = 0;
     KVT_TRY(kvt_llama_chain(llama, tokens, count));

@@ -452,8 +452,16 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_device_write(struct kvt_runtime *runti
                                                        uint32_t slot, uint64_t offset, const void *host,
                                                        uint64_t size_bytes);
 
-/* Blocks until everything on the stream so far is done. */
-KVT_API void kvt_device_synchronize(struct kvt_runtime *runtime, kvt_stream stream);
+/* Waits until everything on the stream so far is done. False: timeout_ns have passed before. */
+KVT_API bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns);
+
+/* Zeroed host memory that the device copies from and to by itself; ordinary memory where that is refused. NULL: refused. */
+KVT_API void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes);
+/* Nothing may be on its way from or to it. The size is that of the allocation; NULL is fine. */
+KVT_API void kvt_host_free(struct kvt_runtime *runtime, void *memory, size_t size_bytes);
+
+/* True once the device has failed for good: whatever it is asked for fails from then on. */
+KVT_API bool kvt_device_is_lost(struct kvt_runtime *runtime);
 
 /* ---- The emulated device ----------------------------------------------------------------------------------------- */
 

@@ -69,7 +69,7 @@ static __device__ void merge_warps(const struct kvt_attention &args, const float
 template <uint32_t ELEMENTS>
 static __global__ void __launch_bounds__(WARPS *LANES) attend(const struct kvt_attention args, float *scratch)
 {
-    extern __shared__ float shared[]; /* [WARPS][head_dim], then [WARPS] */
+    KVT_LAUNCH_SHARED(float, shared); /* [WARPS][head_dim], then [WARPS] */
     const uint32_t head = blockIdx.x, split = blockIdx.y, splits = gridDim.y;
     const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const uint32_t kv_head = head / (args.query_heads / args.kv_heads);
@@ -124,14 +124,16 @@ uint64_t kvt_cuda_attention_scratch_floats(const struct kvt_attention *args, uin
 
 enum kvt_status kvt_cuda_attention(const struct kvt_attention *args, uint32_t splits, float *scratch, void *stream)
 {
-    const dim3 grid(args->query_heads, splits);
     const size_t shared_bytes = WARPS * (args->head_dim + 1) * sizeof(float);
-    cudaStream_t on = (cudaStream_t)stream;
+    const uint32_t heads = args->query_heads, threads = WARPS * LANES;
     if (args->head_dim > KVT_CUDA_HEAD_DIM_MAX) return KVT_UNSUPPORTED;
-    if (args->head_dim <= 2 * LANES) attend<2><<<grid, WARPS * LANES, shared_bytes, on>>>(*args, scratch);
-    else if (args->head_dim <= 4 * LANES) attend<4><<<grid, WARPS * LANES, shared_bytes, on>>>(*args, scratch);
-    else if (args->head_dim <= 8 * LANES) attend<8><<<grid, WARPS * LANES, shared_bytes, on>>>(*args, scratch);
-    else attend<18><<<grid, WARPS * LANES, shared_bytes, on>>>(*args, scratch);
-    merge_splits<<<args->query_heads, WARPS * LANES, 0, on>>>(*args, scratch, splits);
+    if (args->head_dim <= 2 * LANES)
+        KVT_LAUNCH_WIDE(attend<2>, heads, splits, threads, shared_bytes, stream, *args, scratch);
+    else if (args->head_dim <= 4 * LANES)
+        KVT_LAUNCH_WIDE(attend<4>, heads, splits, threads, shared_bytes, stream, *args, scratch);
+    else if (args->head_dim <= 8 * LANES)
+        KVT_LAUNCH_WIDE(attend<8>, heads, splits, threads, shared_bytes, stream, *args, scratch);
+    else KVT_LAUNCH_WIDE(attend<18>, heads, splits, threads, shared_bytes, stream, *args, scratch);
+    KVT_LAUNCH(merge_splits, heads, threads, stream, *args, scratch, splits);
     return kvt_cuda_launch_status();
 }

@@ -211,10 +211,11 @@ static __device__ void unpack_constant(const struct unpack_job *job)
     }
 }
 
-static __device__ uint32_t unpack_chunk(const struct kvt_block_unpack *block, uint32_t layer, struct unpack_shared *s)
+/* The n-th of the layers that are wanted. */
+static __device__ uint32_t unpack_chunk(const struct kvt_block_unpack *block, uint32_t n, struct unpack_shared *s)
 {
     if (threadIdx.x == 0) {
-        kvt_block_find_chunk(block, layer, &s->found);
+        kvt_block_find_chunk(block, block->first + n, &s->found);
         s->verdict = kvt_block_check_chunk(block, &s->found);
     }
     __syncthreads();
@@ -222,7 +223,7 @@ static __device__ uint32_t unpack_chunk(const struct kvt_block_unpack *block, ui
     const uint8_t kind = s->found.packed[0];
     struct unpack_job job;
     job.shape = block->shape;
-    job.chunk = &block->chunks[layer];
+    job.chunk = &block->chunks[n];
     job.found = &s->found;
     job.is_based = kind & KVT_BLOCK_BASED;
     bool is_ok = true;
@@ -240,12 +241,12 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ struct unpack_shared s;
     for (uint64_t i = blockIdx.x; i < (uint64_t)count * layers_max; i += gridDim.x) {
         const struct kvt_block_unpack *block = &blocks[i / layers_max];
-        const uint32_t layer = (uint32_t)(i % layers_max);
-        if (layer >= block->layers) continue;
+        const uint32_t n = (uint32_t)(i % layers_max);
+        if (n >= kvt_block_unpack_count(block)) continue;
         /* Another chunk's verdict may come between: whether to go on is one thread's decision for all. */
         const bool is_over = threadIdx.x == 0 && *(volatile uint32_t *)block->ret_verdict == KVT_BLOCK_CORRUPT;
         if (__syncthreads_or(is_over)) continue;
-        const uint32_t verdict = unpack_chunk(block, layer, &s);
+        const uint32_t verdict = unpack_chunk(block, n, &s);
         if (threadIdx.x == 0 && verdict != KVT_BLOCK_OK) atomicMax(block->ret_verdict, verdict);
         __syncthreads();
     }

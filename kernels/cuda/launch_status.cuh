@@ -11,6 +11,10 @@
 #include <cuda_runtime_api.h>
 #define KVT_LAUNCH(kernel, grid, threads, stream, ...) \
     kernel<<<(grid), (threads), 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
+/* A grid of two dimensions, and shared memory by the launch: what KVT_LAUNCH_SHARED names in the kernel. */
+#define KVT_LAUNCH_WIDE(kernel, grid_x, grid_y, threads, shared_bytes, stream, ...) \
+    kernel<<<dim3((grid_x), (grid_y)), (threads), (shared_bytes), (cudaStream_t)(stream)>>>(__VA_ARGS__)
+#define KVT_LAUNCH_SHARED(type, name) extern __shared__ type name[]
 #endif
 
 #include "kernels/cuda/launch.h"

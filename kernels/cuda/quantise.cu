@@ -11,11 +11,11 @@ static __device__ void quantise_row(const struct kvt_quant_page *of, uint32_t ro
     const uint64_t first = (uint64_t)row * width;
     uint32_t largest = 0;
     for (uint32_t i = l; i < width; i += 32) {
-        const uint32_t magnitude = kvt_quant_magnitude(kvt_quant_load(dtype, of->page, first + i));
-        largest = magnitude > largest ? magnitude : largest;
+        const uint32_t key = kvt_quant_key(dtype, of->page, first + i);
+        largest = key > largest ? key : largest;
     }
     largest = __reduce_max_sync(0xffffffffu, largest);
-    const int32_t k = kvt_quant_exponent(dtype, code, largest);
+    const int32_t k = kvt_quant_exponent(dtype, code, kvt_quant_magnitude(dtype, largest));
     const float power = kvt_quant_power(-k);
     if (l == 0) of->scales[row] = (uint8_t)(k + 127);
     for (uint32_t i = l; i < width; i += 32)

@@ -59,8 +59,11 @@ struct kern_buffer {
 void kern_buffer_init(struct kern_buffer *buffer, const struct kern_launches *side, size_t size, size_t misalign);
 bool kern_buffer_is_intact(const struct kern_buffer *buffer);
 void kern_buffer_done(struct kern_buffer *buffer);
+/* So that memory of the CPU is there, and is not all the same page of zeros; a GPU's is. */
+void kern_touch(const struct kern_launches *side, void *memory, size_t size);
 void kern_fill_random(uint8_t *target, size_t size, struct kvt_rng *rng);
 
-extern const struct kern_kernel kern_block_pack, kern_block_unpack, kern_pages, kern_quantise, kern_rank_planes;
+extern const struct kern_kernel kern_block_pack, kern_block_unpack, kern_checksum, kern_pages, kern_pattern;
+extern const struct kern_kernel kern_quantise, kern_rank_planes;
 
 #endif

@@ -146,6 +146,7 @@ static void *bench_open(uint32_t i, uint64_t *ret_bytes)
         b->runs[r] = (struct kvt_pages_run){ .source = b->memory[0] + (size_t)(r * 37 % BENCH_RUNS) * BENCH_RUN_BYTES,
                                              .target = b->memory[1] + (size_t)r * BENCH_RUN_BYTES,
                                              .bytes = BENCH_RUN_BYTES };
+    for (uint32_t k = 0; k < 2; k++) kern_touch(b->side, b->memory[k], bytes);
     *ret_bytes = bytes;
     return b;
 }

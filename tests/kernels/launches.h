@@ -10,7 +10,9 @@
 #include <stdint.h>
 
 #include "kernels/block_pack.h"
+#include "kernels/checksum.h"
 #include "kernels/pages_body.h"
+#include "kernels/pattern.h"
 #include "kernels/quantise.h"
 #include "kvtier/status.h"
 
@@ -29,6 +31,12 @@ struct kern_launches {
                                   uint32_t ctas, void *stream);
     enum kvt_status (*block_unpack)(const struct kvt_block_unpack *blocks, uint32_t count, uint32_t layers_max,
                                     uint32_t ctas, void *stream);
+    enum kvt_status (*checksum)(const struct kvt_checksum_run *runs, uint32_t count, uint64_t size_max, uint32_t ctas,
+                                void *stream);
+    enum kvt_status (*pattern_fill)(const struct kvt_pattern_run *runs, uint32_t count, uint64_t size_max,
+                                    uint32_t ctas, void *stream);
+    enum kvt_status (*pattern_verify)(const struct kvt_pattern_run *runs, uint32_t count, uint64_t size_max,
+                                      uint32_t ctas, void *stream);
     enum kvt_status (*quantise)(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max, uint32_t ctas,
                                 void *stream);
     enum kvt_status (*dequantise)(const struct kvt_quant_page *pages, uint32_t count, uint32_t rows_max, uint32_t ctas,

@@ -47,7 +47,10 @@ const struct kern_launches kern_launches_cuda = {
     .reseed = reseed,
     .block_pack = kvt_cuda_block_pack,
     .block_unpack = kvt_cuda_block_unpack,
+    .checksum = kvt_cuda_checksum,
     .dequantise = kvt_cuda_dequantise,
     .pages_move = kvt_cuda_pages_move,
+    .pattern_fill = kvt_cuda_pattern_fill,
+    .pattern_verify = kvt_cuda_pattern_verify,
     .quantise = kvt_cuda_quantise,
 };

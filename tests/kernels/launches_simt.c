@@ -8,8 +8,11 @@
 /* The names that simt.h gives to the launch functions, with the prototypes of kernels/cuda/launch.h. */
 #define kvt_cuda_block_pack kvt_simt_block_pack
 #define kvt_cuda_block_unpack kvt_simt_block_unpack
+#define kvt_cuda_checksum kvt_simt_checksum
 #define kvt_cuda_dequantise kvt_simt_dequantise
 #define kvt_cuda_pages_move kvt_simt_pages_move
+#define kvt_cuda_pattern_fill kvt_simt_pattern_fill
+#define kvt_cuda_pattern_verify kvt_simt_pattern_verify
 #define kvt_cuda_quantise kvt_simt_quantise
 #include "kernels/cuda/launch.h"
 
@@ -30,7 +33,10 @@ const struct kern_launches kern_launches_simt = {
     .reseed = kvt_simt_seed,
     .block_pack = kvt_simt_block_pack,
     .block_unpack = kvt_simt_block_unpack,
+    .checksum = kvt_simt_checksum,
     .dequantise = kvt_simt_dequantise,
     .pages_move = kvt_simt_pages_move,
+    .pattern_fill = kvt_simt_pattern_fill,
+    .pattern_verify = kvt_simt_pattern_verify,
     .quantise = kvt_simt_quantise,
 };

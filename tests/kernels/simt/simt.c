@@ -9,9 +9,10 @@
 #include "runtime/base/mem.h"
 #include "runtime/base/rng.h"
 
-enum { THREADS_MAX = 1024, LANES = 32, STACK_BYTES = 128 << 10 };
+enum { THREADS_MAX = 1024, LANES = 32, STACK_BYTES = 128 << 10, SHARED_BYTES_MAX = 48 << 10 };
 
 struct kvt_simt_index kvt_simt_thread, kvt_simt_block, kvt_simt_block_size, kvt_simt_grid_size;
+void *kvt_simt_shared;
 
 /* A meeting point of a CTA or of a warp. Values of two meetings in turn: who is late still reads those of the last. */
 struct meeting {
@@ -84,6 +85,7 @@ unsigned kvt_simt_warp(enum kvt_simt_exchange what, unsigned value)
     meet(m, kvt_simt_thread.x % LANES, value, &turn);
     for (unsigned l = 0; l < LANES; l++) {
         if (what == KVT_SIMT_ADD) result += m->value[turn][l];
+        else if (what == KVT_SIMT_XOR) result ^= m->value[turn][l];
         else if (what == KVT_SIMT_MAX) result = m->value[turn][l] > result ? m->value[turn][l] : result;
         else result |= what == KVT_SIMT_BALLOT ? m->value[turn][l] << l : m->value[turn][l];
     }
@@ -163,17 +165,21 @@ static void start_cta(unsigned count)
     }
 }
 
-void kvt_simt_run(unsigned grid, unsigned count, void (*body)(void *user), void *user)
+void kvt_simt_run(unsigned grid_x, unsigned grid_y, unsigned count, size_t shared_bytes, void (*body)(void *user),
+                  void *user)
 {
-    if (count == 0 || count > THREADS_MAX || grid == 0) die("a grid of no size, or a CTA of more than 1024 threads");
+    static uint64_t shared[SHARED_BYTES_MAX / sizeof(uint64_t)];
+    if (count == 0 || count > THREADS_MAX || grid_x == 0 || grid_y == 0) die("an empty grid, or too large a CTA");
+    if (shared_bytes > SHARED_BYTES_MAX) die("more shared memory than a CTA gets without asking for it");
     if (!stacks) stacks = kvt_table_map((size_t)THREADS_MAX * STACK_BYTES);
     if (!stacks) die("no memory for stacks");
+    kvt_simt_shared = shared;
     running_body = body;
     running_user = user;
     kvt_simt_block_size.x = count;
-    kvt_simt_grid_size.x = grid;
-    for (unsigned b = 0; b < grid; b++) {
-        kvt_simt_block.x = b;
+    kvt_simt_grid_size = (struct kvt_simt_index){ grid_x, grid_y };
+    for (unsigned b = 0; b < grid_x * grid_y; b++) {
+        kvt_simt_block = (struct kvt_simt_index){ b % grid_x, b / grid_x };
         start_cta(count);
         run_cta(count);
     }

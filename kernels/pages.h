@@ -13,6 +13,8 @@
 
 #include <stdint.h>
 
+#include "kernels/pages_body.h"
+
 struct kvt_pages {
     uint32_t count; /* segments */
     void *const *base;
@@ -34,5 +36,20 @@ kvt_pages_move_fn kvt_pages_scatter_ref; /* contiguous -> segments */
 
 /* Segments -> the same segments of another slot; count and bytes of both agree. */
 void kvt_pages_copy_ref(const struct kvt_pages *source, const struct kvt_pages *target);
+
+/*
+ * The same moves as rows of the table that the GPU kernel takes (pages_body.h): pages->count rows each. Tables of
+ * several blocks laid one behind the other are one launch.
+ */
+void kvt_pages_gather_runs(const struct kvt_pages *pages, void *contiguous, struct kvt_pages_run *ret_runs);
+void kvt_pages_scatter_runs(const struct kvt_pages *pages, const void *contiguous, struct kvt_pages_run *ret_runs);
+void kvt_pages_copy_runs(const struct kvt_pages *source, const struct kvt_pages *target,
+                         struct kvt_pages_run *ret_runs);
+
+/* Every implementation of the table's kernel on the CPU: count rows, none of more than bytes_max bytes. */
+typedef void kvt_pages_move_runs_fn(const struct kvt_pages_run *runs, uint32_t count, uint64_t bytes_max);
+
+kvt_pages_move_runs_fn kvt_pages_move_runs_ref;
+kvt_pages_move_runs_fn kvt_pages_move_runs_body; /* the GPU's thread body in a loop */
 
 #endif

@@ -18,7 +18,7 @@
  * of a plane may be short. Element i of a plane belongs to channel i % channels.
  *
  * Implementations: rank_planes_ref.c is the specification. The others write identical bytes and give identical
- * verdicts.
+ * verdicts. Inline functions here are host and device code.
  * Thread:  any, no state.
  * Memory:  the caller's.
  */
@@ -29,6 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/body.h"
 #include "kvtier/shape.h"
 
 enum {
@@ -97,6 +98,7 @@ struct kvt_rank_unpack {
 
 struct kvt_rank_ops {
     const char *name;
+    bool is_for_checks;         /* never the best: it is there to be compared */
     bool (*is_supported)(void); /* by this machine */
 
     /*
@@ -111,6 +113,7 @@ struct kvt_rank_ops {
 };
 
 extern const struct kvt_rank_ops kvt_rank_ops_ref;
+extern const struct kvt_rank_ops kvt_rank_ops_body; /* the GPU's thread body in a loop: rank_body.h */
 
 /* The fastest one that this machine supports. */
 const struct kvt_rank_ops *kvt_rank_ops_best(void);
@@ -123,30 +126,30 @@ const struct kvt_rank_ops *kvt_rank_ops_at(uint32_t i);
  */
 uint64_t kvt_rank_choose(const uint32_t histogram[256], struct kvt_rank_table *ret_table);
 
-static inline uint32_t kvt_rank_plane_groups(const struct kvt_rank_shape *shape)
+KVT_BODY uint32_t kvt_rank_plane_groups(const struct kvt_rank_shape *shape)
 {
     return (shape->elements + KVT_RANK_GROUP - 1) / KVT_RANK_GROUP;
 }
 
 /* Sign and mantissa of one plane: bf16 a byte an element; fp16 a byte and three bit planes; fp8 a nibble. */
-static inline size_t kvt_rank_plane_rest_bytes(const struct kvt_rank_shape *shape)
+KVT_BODY size_t kvt_rank_plane_rest_bytes(const struct kvt_rank_shape *shape)
 {
     if (shape->dtype == KVT_DTYPE_FP8) return ((size_t)shape->elements + 1) / 2;
     return shape->elements + (shape->dtype == KVT_DTYPE_FP16 ? (size_t)24 * kvt_rank_plane_groups(shape) : 0);
 }
 
-static inline size_t kvt_rank_rest_bytes(const struct kvt_rank_shape *shape)
+KVT_BODY size_t kvt_rank_rest_bytes(const struct kvt_rank_shape *shape)
 {
     return shape->plane_count * kvt_rank_plane_rest_bytes(shape);
 }
 
-static inline size_t kvt_rank_first_bytes(const struct kvt_rank_shape *shape)
+KVT_BODY size_t kvt_rank_first_bytes(const struct kvt_rank_shape *shape)
 {
     return (size_t)16 * shape->plane_count * kvt_rank_plane_groups(shape);
 }
 
 /* Room that pack wants for each second and third stream. */
-static inline size_t kvt_rank_stream_room(const struct kvt_rank_shape *shape)
+KVT_BODY size_t kvt_rank_stream_room(const struct kvt_rank_shape *shape)
 {
     return (size_t)8 * shape->plane_count * kvt_rank_plane_groups(shape) + KVT_RANK_SLACK;
 }
@@ -160,14 +163,15 @@ struct kvt_rank_sampling {
     uint32_t group_count, stretch, index;
 };
 
-static inline struct kvt_rank_sampling kvt_rank_sampling_begin(const struct kvt_rank_shape *shape)
+KVT_BODY struct kvt_rank_sampling kvt_rank_sampling_begin(const struct kvt_rank_shape *shape)
 {
     const uint32_t groups = shape->plane_count * kvt_rank_plane_groups(shape);
     const uint32_t stretch = groups / 32 > 4 ? groups / 32 : 4;
-    return (struct kvt_rank_sampling){ .group_count = groups, .stretch = stretch };
+    struct kvt_rank_sampling sampling = { groups, stretch, 0 };
+    return sampling;
 }
 
-static inline bool kvt_rank_sampling_next(struct kvt_rank_sampling *sampling, uint32_t *ret_group)
+KVT_BODY bool kvt_rank_sampling_next(struct kvt_rank_sampling *sampling, uint32_t *ret_group)
 {
     const uint64_t start = (uint64_t)sampling->index * sampling->stretch;
     if (start >= sampling->group_count) return false;

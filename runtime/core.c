@@ -78,6 +78,7 @@ void kvt_core_done(struct kvt_core *core)
     if (core->sequences) kvt_table_unmap(core->sequences, (size_t)core->config.sequences_max * sizeof *core->sequences);
     for (uint32_t q = 0; q < 2; q++)
         kvt_table_unmap(core->write_back[q].entries, WRITE_BACK_ENTRIES * sizeof *core->write_back[q].entries);
+    for (uint32_t r = 0; r < KVT_READERS_MAX; r++) kvt_reader_free(&core->readers[r]);
     for (uint32_t p = 0; p < core->config.pool_count; p++) kvt_pool_done(&core->pools[p]);
     if (core->has_host) kvt_host_pool_done(&core->host);
     kvt_prefix_done(&core->prefix);
@@ -159,6 +160,7 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
         core->device_retry_ns = 0;
         core->changes++;
     }
+    kvt_readers_pump(core);
     is_more = kvt_planner_make_room(core) || is_more;
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);

@@ -9,7 +9,8 @@
  *     planner.c    what to move next: room, fetches, write-back, prefetch
  *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal;
  *     sequence_cut.c: truncate, window lookup.c     the longest prefix that every group has, found and held step.c
- *     steps: who is ready, pins, marks verify.c     everything counted again from scratch
+ *     steps: who is ready, pins, marks reader.c     windows through which long sequences are read
+ *     verify.c     everything counted again from scratch
  *
  * Invariants (numbered as in docs/architecture.md):
  * 1. A slot is on the free list or belongs to exactly one copy, or to one abandoned transfer.
@@ -30,8 +31,10 @@
 #include "runtime/base/env.h"
 #include "runtime/block.h"
 #include "runtime/host_pool.h"
+#include "runtime/metrics.h"
 #include "runtime/pool.h"
 #include "runtime/prefix.h"
+#include "runtime/reader.h"
 #include "runtime/sequence.h"
 #include "runtime/transfer.h"
 #include "tiers/tier.h"
@@ -97,6 +100,7 @@ struct kvt_counters {
     uint64_t packed_blocks, raw_blocks, packed_bytes, packed_raw_bytes;
     uint64_t store_raw_bytes;
     uint64_t prefetched_blocks, demand_blocks;
+    uint64_t window_chunks; /* layers of blocks that came through readers' windows */
 };
 
 struct kvt_core {
@@ -123,6 +127,7 @@ struct kvt_core {
     struct kvt_sequence_list demand;   /* active, not everything started yet; first come first served */
     struct kvt_sequence_list expected; /* idle or warming, by need_ns */
     struct kvt_step_state steps[KVT_STEPS_MAX];
+    struct kvt_reader readers[KVT_READERS_MAX];
 
     uint32_t epoch;
     uint64_t now_ns;  /* time of the call that is being served */
@@ -140,6 +145,7 @@ struct kvt_core {
     uint64_t nvme_blocks, nvme_blocks_peak;     /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;
+    struct kvt_metrics metrics;
 };
 
 /* NOMEM | INVAL. Everything is taken here. */

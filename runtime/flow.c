@@ -3,6 +3,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/plant.h"
+#include "runtime/reader.h"
 #include "runtime/residency.h"
 
 #define POLL_BATCH 64
@@ -70,6 +71,7 @@ static struct kvt_transfer *begin(struct kvt_core *core, enum kvt_leg leg, uint3
     if (!transfer) return NULL;
     const struct kvt_block *block = kvt_core_block(core, source);
     transfer->leg = leg;
+    transfer->leg_ns = core->now_ns;
     transfer->source = source;
     transfer->target = target;
     transfer->epoch = core->epoch;
@@ -100,6 +102,7 @@ static void submit_host_to_device(struct kvt_core *core, struct kvt_transfer *tr
 {
     struct kvt_block *source = kvt_core_block(core, transfer->source);
     transfer->leg = KVT_LEG_HOST_TO_DEVICE;
+    transfer->leg_ns = core->now_ns;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
     core->host.policy_ops->touch(core->host.policy, source->host_slot);
@@ -210,6 +213,51 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     else if (leg == KVT_LEG_HOST_TO_DEVICE) submit_host_to_device(core, transfer);
     else submit_copy(core, transfer);
     if (KVT_PLANTED(STASH_BEFORE_FILL)) kvt_device_filled(core, index);
+    return KVT_FLOW_STARTED;
+}
+
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return KVT_FLOW_LOST;
+    if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
+    if (!kvt_host_reserve(core, index, block->nvme_length)) return KVT_FLOW_NO_HOST_SLOT;
+    submit_nvme_to_host(core, begin(core, KVT_LEG_NVME_TO_HOST, index, index, KVT_PRIORITY_DEMAND));
+    return KVT_FLOW_STARTED;
+}
+
+enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t layer,
+                                 const struct kvt_window_place *place)
+{
+    struct kvt_block *source = kvt_core_block(core, index);
+    struct kvt_block *window = kvt_core_block(core, place->block);
+    KVT_ASSERT(kvt_copy_is_resident(source, KVT_TIER_HOST)); /* invariant 2 */
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_WINDOW, index, place->block, KVT_PRIORITY_DEMAND);
+    if (!transfer) return KVT_FLOW_BUSY;
+    /* The window's block stays where it is until the op is back, whatever becomes of its reader. */
+    kvt_block_ref(core, place->block);
+    kvt_block_claim(core, place->block);
+    transfer->reader = place->reader;
+    transfer->pass = place->pass;
+    transfer->entry = place->entry;
+    transfer->host_slot = source->host_slot;
+    source->readers[KVT_TIER_HOST]++;
+    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    struct kvt_tier_op *op = &transfer->op;
+    op->kind = KVT_OP_FETCH;
+    op->slot = window->device_slot;
+    op->layer_first = layer;
+    op->layer_count = 1;
+    op->layer_target = place->place;
+    op->host = kvt_host_pool_address(&core->host, source->host_slot);
+    op->form = kvt_block_has(source, KVT_BLOCK_HOST_PACKED) ? KVT_FORM_PACKED : KVT_FORM_RAW;
+    op->length = source->host_length;
+    op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
+    op->after[0] = place->after;
+    if (KVT_PLANTED(WINDOW_BEFORE_READ)) op->after[0] = 0;
+    op->after[1] = kvt_core_pool(core, window)->slots[window->device_slot].mark;
+    submit(core, transfer);
     return KVT_FLOW_STARTED;
 }
 
@@ -324,12 +372,19 @@ static void end_prefetch(struct kvt_core *core, const struct kvt_transfer *trans
     core->transfers.prefetch_bytes -= kvt_block_raw_bytes(core, block, core->block_tokens);
 }
 
+/* A packed block that does not fit is no failure: it tries again raw. */
+static bool does_not_fit_packed(const struct kvt_transfer *transfer)
+{
+    return transfer->leg == KVT_LEG_DEVICE_TO_HOST && transfer->op.status == KVT_FULL
+        && transfer->op.form == KVT_FORM_PACKED;
+}
+
 static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
     const uint32_t index = transfer->source;
     struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_tier_op *op = &transfer->op;
-    const bool is_packed_too_large = op->status == KVT_FULL && op->form == KVT_FORM_PACKED;
+    const bool is_packed_too_large = does_not_fit_packed(transfer);
     const bool is_whole = block->lower_tokens == core->block_tokens;
     if (op->status == KVT_OK) {
         block->host_length = op->ret_length;
@@ -411,13 +466,19 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
         core->counters.bytes_out[KVT_TIER_NVME] += op->ret_length;
         core->counters.bytes_in[KVT_TIER_HOST] += op->ret_length;
         measure_link(core, KVT_TIER_NVME, op, op->ret_length);
-        submit_host_to_device(core, transfer);
-        return true;
+        if (transfer->goes_on) {
+            submit_host_to_device(core, transfer);
+            return true;
+        }
+        core->events++;
+        kvt_block_settle(core, index);
+        return false;
     }
     core->counters.failures++;
+    core->events++;
     kvt_host_failed(core, index, false);
     nvme_read_failed(core, index, op->status);
-    kvt_device_failed(core, transfer->target, false);
+    if (transfer->goes_on) kvt_device_failed(core, transfer->target, false);
     end_prefetch(core, transfer);
     if (transfer->target != index) kvt_block_settle(core, index);
     kvt_block_settle(core, transfer->target);
@@ -470,6 +531,33 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     kvt_block_settle(core, target);
 }
 
+/* The window's block is no longer written by this op. */
+static void let_window_go(struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    kvt_block_unclaim(core, transfer->target, 0);
+    kvt_block_unref(core, transfer->target);
+}
+
+static void host_to_window_done(struct kvt_core *core, struct kvt_transfer *transfer)
+{
+    const uint32_t source = transfer->source;
+    const struct kvt_tier_op *op = &transfer->op;
+    kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+    if (op->status == KVT_OK) {
+        const uint64_t bytes = op->length / core->groups[op->group].layers;
+        core->counters.window_chunks++;
+        core->counters.bytes_out[KVT_TIER_HOST] += bytes;
+        core->counters.bytes_in[KVT_TIER_DEVICE] += bytes;
+    } else {
+        core->counters.failures++;
+        if (op->status == KVT_CORRUPT) unpack_failed(core, source);
+    }
+    core->events++;
+    kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, op->status);
+    let_window_go(core, transfer);
+    kvt_block_settle(core, source);
+}
+
 /* The op of an abandoned transfer is back: nothing changes but the quarantine and the readers. */
 static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
@@ -494,14 +582,53 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
             core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST : (uint32_t)KVT_TIER_DEVICE,
             false);
         break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+        let_window_go(core, transfer);
+        break;
     }
     core->events++;
     kvt_block_unref(core, source); /* the hold that abandoning took, so that its entry stays its own */
     if (transfer->target != source) kvt_block_unref(core, transfer->target);
 }
 
+/* Before the leg's end is acted on: the op may be filled anew for the next one. */
+static void tell(const struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    static const struct {
+        uint32_t from, to;
+    } ends[] = {
+        [KVT_LEG_DEVICE_TO_HOST] = { KVT_TIER_DEVICE, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_NVME] = { KVT_TIER_HOST, KVT_TIER_NVME },
+        [KVT_LEG_NVME_TO_HOST] = { KVT_TIER_NVME, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_DEVICE] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
+        [KVT_LEG_DEVICE_TO_DEVICE] = { KVT_TIER_DEVICE, KVT_TIER_DEVICE },
+    };
+    const struct kvt_tier_op *op = &transfer->op;
+    const bool is_filled_here = transfer->leg == KVT_LEG_DEVICE_TO_HOST || transfer->leg == KVT_LEG_NVME_TO_HOST;
+    const bool is_late = transfer->is_abandoned
+        || (transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch);
+    struct kvt_transfer_event event = {
+        .from = ends[transfer->leg].from,
+        .to = ends[transfer->leg].to,
+        .priority = (uint32_t)op->priority,
+        .status = is_late && op->status == KVT_OK ? KVT_SHUTDOWN : op->status,
+        .block = transfer->target,
+        .group = op->group,
+        .begun_ns = transfer->leg_ns,
+        .ended_ns = core->now_ns,
+        .link_ns = op->link_ns,
+        .codec_ns = op->codec_ns,
+    };
+    if (transfer->leg != KVT_LEG_DEVICE_TO_DEVICE) event.bytes = is_filled_here ? op->ret_length : op->length;
+    core->config.env->on_transfer(core->config.env->transfer_user, &event);
+}
+
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
+    if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
+    if (!transfer->is_abandoned)
+        kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
     core->changes++;
     bool goes_on = false;
@@ -514,6 +641,7 @@ static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
         case KVT_LEG_NVME_TO_HOST: goes_on = nvme_to_host_done(core, transfer); break;
         case KVT_LEG_HOST_TO_DEVICE:
         case KVT_LEG_DEVICE_TO_DEVICE: device_fill_done(core, transfer); break;
+        case KVT_LEG_HOST_TO_WINDOW: host_to_window_done(core, transfer); break;
         }
     }
     if (!goes_on) kvt_transfers_end(&core->transfers, transfer);
@@ -543,6 +671,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
     const uint32_t source = transfer->source;
     const uint32_t target = transfer->target;
     core->counters.abandoned++;
+    core->metrics.failures[transfer->leg][KVT_FAILURE_DEADLINE]++;
     /* The op still names these blocks: their entries must not be used for others before it is back. */
     kvt_block_ref(core, source);
     if (target != source) kvt_block_ref(core, target);
@@ -557,7 +686,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_core_block(core, source)->readers[KVT_TIER_NVME]--;
         kvt_host_failed(core, source, true);
         nvme_read_failed(core, source, KVT_NOTFOUND);
-        kvt_device_failed(core, target, false); /* no device work was under way */
+        if (transfer->goes_on) kvt_device_failed(core, target, false); /* no device work was under way */
         end_prefetch(core, transfer);
         break;
     case KVT_LEG_HOST_TO_DEVICE:
@@ -565,6 +694,9 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_device_failed(core, target, true);
         forget_snapshot(core, target);
         end_prefetch(core, transfer);
+        break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, KVT_IO);
         break;
     }
     core->events++;

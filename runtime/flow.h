@@ -27,6 +27,19 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
 /* Bytes of host memory that a fetch of the block from nvme passes through: its own record's, or its origin's. */
 uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index);
 
+/* Brings the block from nvme to host memory alone. */
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index);
+
+/* Where a reader wants one layer of a block: the window's block, the place in it, and what compute last did there. */
+struct kvt_window_place {
+    uint32_t block, place;
+    kvt_mark after;
+    uint32_t reader, pass, entry;
+};
+/* Moves a layer of a block that is in host memory to a place in a window. STARTED | BUSY. */
+enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t layer,
+                                 const struct kvt_window_place *place);
+
 /* A transfer is free, and the device takes an op at once. */
 bool kvt_flow_can_copy_now(const struct kvt_core *core);
 /*

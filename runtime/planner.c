@@ -231,6 +231,7 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
         const struct kvt_sequence_table *table = &sequence->groups[cursor->group];
         const bool is_state = core->groups[cursor->group].kind == KVT_GROUP_STATE;
         const uint32_t count = is_state ? 1 : table->count;
+        if (cursor->index < table->claimed_from) cursor->index = table->claimed_from;
         if (cursor->index < count) {
             *ret_block = is_state ? table->live : table->blocks[cursor->index];
             return true;
@@ -290,11 +291,22 @@ static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *se
     return *budget < budget_before;
 }
 
-static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+static void give_host_copy_up(struct kvt_core *core)
 {
-    if (fetch_from_host_ahead(core, sequence, budget)) return;
     if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE)
         give_one_up(core, &core->host.parked, false);
+}
+
+bool kvt_planner_make_host_room(struct kvt_core *core, uint32_t bytes)
+{
+    if (make_host_room(core, bytes)) return true;
+    give_host_copy_up(core);
+    return false;
+}
+
+static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+{
+    if (!fetch_from_host_ahead(core, sequence, budget)) give_host_copy_up(core);
 }
 
 /*

@@ -10,6 +10,7 @@
 
 #include "kvtier/kvtier.h"
 #include "runtime/core.h"
+#include "runtime/fault_log.h"
 #include "runtime/tables.h"
 
 struct kvt_options;
@@ -23,6 +24,7 @@ struct kvt_runtime {
     struct kvt_host_tier *host;
     struct kvt_codec *codec;
     struct kvt_tables tables; /* the pump's thread, or the single one */
+    struct kvt_fault_log fault_log;
     uint64_t overhead_bytes;  /* of the host budget, besides slots */
     bool is_core_open;
     bool is_modelled; /* the tiers are a caller's */
@@ -56,6 +58,10 @@ KVT_NODISCARD enum kvt_status kvt_runtime_open(const struct kvt_config *config, 
 
 /* True in a child of fork(): every call must be refused. */
 bool kvt_runtime_is_child(const struct kvt_runtime *runtime);
+
+/* The device's number of an engine's stream. NULL is the default stream; it has a number like any other. FULL | NOMEM. */
+KVT_NODISCARD enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runtime, kvt_stream stream,
+                                                        uint32_t *ret_number);
 
 void kvt_runtime_lock(struct kvt_runtime *runtime);
 /* Pumps once more, tells waiters, unlocks. */

@@ -202,10 +202,22 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     return KVT_OK;
 }
 
+/* What a streamed sequence has filled may leave the device: it is read through a window from now on. */
+static void unclaim_filled(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_sequence_table *table)
+{
+    const uint32_t full = (uint32_t)(sequence->tokens / core->block_tokens);
+    while (table->claimed_from < full) {
+        const uint32_t block = table->blocks[table->claimed_from++];
+        if (block != KVT_NO_BLOCK) kvt_block_unclaim(core, block, sequence->last_mark);
+    }
+}
+
 void kvt_sequence_slide(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_group_shape *shape = &core->groups[g];
+        if (sequence->is_streamed && shape->kind == KVT_GROUP_FULL)
+            unclaim_filled(core, sequence, &sequence->groups[g]);
         if (shape->kind != KVT_GROUP_WINDOW || sequence->tokens <= shape->window_tokens) continue;
         struct kvt_sequence_table *table = &sequence->groups[g];
         const uint32_t first = (uint32_t)((sequence->tokens - shape->window_tokens) / core->block_tokens);

@@ -5,6 +5,7 @@
 #include "runtime/core.h"
 #include "runtime/flow.h"
 #include "runtime/planner.h"
+#include "runtime/reader.h"
 #include "runtime/residency.h"
 
 #define NO_STEP UINT32_MAX
@@ -22,7 +23,7 @@ void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t 
     if (core->config.prefetch != KVT_PREFETCH_LOOKAHEAD) return;
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, seqs[i]);
-        if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE) continue;
+        if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE || sequence->is_streamed) continue;
         if (sequence->list != KVT_LIST_EXPECTED) sequence->told_ns = core->now_ns;
         const uint64_t ahead_ns = steps[i] < UINT64_MAX / 2 / (core->step_ns + 1) ? steps[i] * core->step_ns
                                                                                   : UINT64_MAX / 2;
@@ -90,6 +91,7 @@ static enum kvt_ready check_table(struct kvt_core *core, struct kvt_sequence *se
     struct kvt_sequence_table *table = &sequence->groups[group];
     const uint32_t sinks = (uint32_t)((core->groups[group].sink_tokens + (uint64_t)core->block_tokens - 1)
                                       / core->block_tokens);
+    if (table->ready < table->claimed_from) table->ready = table->claimed_from;
     while (table->ready < table->count) {
         if (table->ready >= sinks && table->ready < table->first) {
             table->ready = table->first;
@@ -184,8 +186,7 @@ static struct kvt_step_state *open_step(struct kvt_core *core, uint32_t stream)
     return NULL;
 }
 
-/* Blocks that this step shares may have been written on other streams; their slots may have been used there before. */
-static void order_after_other_streams(struct kvt_core *core, uint32_t stream)
+void kvt_core_order_after_other_streams(struct kvt_core *core, uint32_t stream)
 {
     if (!core->gpu) return;
     for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX; s++) {
@@ -198,7 +199,7 @@ static void order_after_other_streams(struct kvt_core *core, uint32_t stream)
 bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     if (make_ends_writable(core, sequence) != KVT_READY) return false;
-    order_after_other_streams(core, core->steps[sequence->step].stream);
+    kvt_core_order_after_other_streams(core, core->steps[sequence->step].stream);
     return true;
 }
 
@@ -209,6 +210,26 @@ static void measure_step(struct kvt_core *core)
     if (core->last_step_ns != 0 && gap_ns < 8 * core->step_ns + 1000000u)
         core->step_ns = (core->step_ns * 7 + gap_ns) / 8;
     core->last_step_ns = core->now_ns;
+}
+
+/* A stall is the time from the step that first wanted the sequence until one that has it, or until nobody wants it. */
+static void note_stall(struct kvt_core *core, struct kvt_sequence *sequence, bool is_waiting)
+{
+    if (!is_waiting) {
+        kvt_core_end_stall(core, sequence);
+    } else if (!sequence->is_stalled) {
+        sequence->is_stalled = true;
+        sequence->stalled_ns = core->now_ns;
+        sequence->stall_cause = (uint8_t)kvt_core_stall(core, sequence);
+    }
+}
+
+void kvt_core_end_stall(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (!sequence->is_stalled) return;
+    sequence->is_stalled = false;
+    core->metrics.stalls[sequence->stall_cause]++;
+    core->metrics.stall_ns[sequence->stall_cause] += core->now_ns - sequence->stalled_ns;
 }
 
 enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
@@ -223,8 +244,9 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
     const uint32_t step_index = (uint32_t)(step - core->steps);
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, entries[i].seq);
-        /* named twice: once */
-        entries[i].ready = sequence->step == NO_STEP ? check_ready(core, sequence) : KVT_NOT_READY;
+        const bool is_named_twice = sequence->step != NO_STEP;
+        entries[i].ready = is_named_twice ? KVT_NOT_READY : check_ready(core, sequence);
+        if (!is_named_twice) note_stall(core, sequence, entries[i].ready == KVT_NOT_READY);
         entries[i].lost_from = sequence->lost_from;
         if (entries[i].ready != KVT_READY) continue;
         sequence->step = step_index;
@@ -236,7 +258,8 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
         *ret_step = 0;
         return KVT_OK;
     }
-    order_after_other_streams(core, stream);
+    core->metrics.steps++;
+    kvt_core_order_after_other_streams(core, stream);
     measure_step(core);
     *ret_step = ((uint64_t)step->generation << 32) | (step_index + 1);
     return KVT_OK;
@@ -251,6 +274,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     for (uint32_t s = step->first_sequence; s != KVT_NO_SEQUENCE; s = core->sequences[s].step_next) {
         struct kvt_sequence *sequence = &core->sequences[s];
         sequence->last_mark = mark;
+        kvt_readers_end_of(core, sequence, mark);
         sequence->step = NO_STEP;
         kvt_sequence_slide(core, sequence);
     }
@@ -309,5 +333,6 @@ enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *
         if (block == KVT_NO_BLOCK || kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_DEVICE)) continue;
         return stall_of_block(core, sequence, block);
     }
+    if (sequence->step != NO_STEP) return kvt_readers_stall(core, sequence);
     return check_writable(core, sequence) == KVT_READY ? KVT_STALL_OTHER : KVT_STALL_HOST_LINK;
 }

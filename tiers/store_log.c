@@ -9,6 +9,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/plant.h"
+#include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
 
 /* ---- Segment files ---------------------------------------------------------------------------------------------- */
@@ -160,18 +161,13 @@ void kvt_store_entry_drop(struct kvt_store *store, struct kvt_store_entry *entry
 
 /* ---- The open segment -------------------------------------------------------------------------------------------- */
 
-static uint64_t summary_bytes(uint64_t entry_count)
-{
-    return kvt_align_up(entry_count * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
-}
-
 bool kvt_store_has_room(const struct kvt_store *store, uint64_t stored, uint64_t reserve_bytes, uint32_t reserve_count)
 {
     if (store->open_segment == KVT_STORE_NONE) return false;
     const struct kvt_segment *segment = &store->segments[store->open_segment];
     const uint64_t entries = (uint64_t)segment->entry_count + reserve_count + 1;
     if (entries > store->entries_max) return false;
-    return segment->data_end + stored + reserve_bytes + summary_bytes(entries) + KVT_STORE_BLOCK_BYTES
+    return segment->data_end + stored + reserve_bytes + kvt_store_summary_bytes(entries) + KVT_STORE_BLOCK_BYTES
         <= store->segment_bytes;
 }
 
@@ -618,7 +614,7 @@ static void closer_write(struct kvt_store *store, struct kvt_segment *segment)
 {
     struct kvt_summary_entry *entries = store->summaries[segment->summary];
     const uint64_t entry_bytes = (uint64_t)segment->entry_count * sizeof *entries;
-    const uint64_t padded = summary_bytes(segment->entry_count);
+    const uint64_t padded = kvt_store_summary_bytes(segment->entry_count);
     const uint64_t start = store->segment_bytes - KVT_STORE_BLOCK_BYTES - padded;
     if (store->closer.at < padded) {
         const uint32_t piece = (uint32_t)kvt_min_u64(padded - store->closer.at, store->summary_buffer_bytes);

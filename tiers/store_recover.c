@@ -16,11 +16,9 @@
 #include "runtime/base/mem.h"
 #include "runtime/base/plant.h"
 #include "runtime/base/rng.h"
+#include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
 
-#define SEGMENT_BYTES_MIN (64 * KVT_KIB)
-#define SEGMENT_BYTES_MAX (64 * KVT_MIB)
-#define SEGMENTS_MIN 4
 /* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
 #define SERIAL_MAX (((uint64_t)1 << 47) - 1)
 #define LOCK_NAME "lock"
@@ -205,60 +203,34 @@ static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
 static void count_fixed(struct kvt_store *store)
 {
     store->allocated_fixed = fixed_bytes(
-        store, kvt_min_u64(store->capacity_bytes / SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
-}
-
-static uint64_t meta_bytes(uint64_t records)
-{
-    return 2 * KVT_STORE_BLOCK_BYTES + kvt_align_up(records * sizeof(struct kvt_summary_entry), KVT_STORE_BLOCK_BYTES);
-}
-
-/* Segments are an eighth of the space, 64 MiB at most; and made to hold whole records when their size is known. */
-static uint64_t choose_segment_bytes(uint64_t usable, uint32_t record_bytes_max, uint32_t alignment)
-{
-    uint64_t bytes = kvt_min_u64(usable / 8, SEGMENT_BYTES_MAX);
-    bytes = kvt_max_u64(bytes, usable / KVT_STORE_SEGMENTS_MAX + 1); /* a file number has 16 bits */
-    bytes = kvt_max_u64(kvt_align_up(bytes, KVT_STORE_BLOCK_BYTES) - KVT_STORE_BLOCK_BYTES, SEGMENT_BYTES_MIN);
-    if (record_bytes_max == 0) return bytes;
-    const uint64_t stored = kvt_store_stored_bytes(record_bytes_max, alignment);
-    if (stored * 8 <= bytes) return bytes;
-    for (uint64_t records = 8; records > 0; records--) {
-        const uint64_t wanted = kvt_align_up(records * stored + meta_bytes(records), KVT_STORE_BLOCK_BYTES);
-        const uint64_t count = usable / (wanted + KVT_STORE_FILE_SLACK);
-        /* Several records a segment waste less of it; many segments waste less on the spare one. */
-        if (count >= (records > 1 ? 6 : SEGMENTS_MIN)) return kvt_max_u64(wanted, SEGMENT_BYTES_MIN);
-    }
-    return bytes;
-}
-
-static uint64_t segments_that_fit(const struct kvt_store *store, uint64_t segment_bytes)
-{
-    const uint64_t fit = kvt_store_usable_bytes(store) / (segment_bytes + KVT_STORE_FILE_SLACK);
-    return kvt_min_u64(fit + (KVT_PLANTED(NO_CAP) ? 1 : 0), KVT_STORE_SEGMENTS_MAX);
+        store, kvt_min_u64(store->capacity_bytes / KVT_STORE_SEGMENT_BYTES_MAX, KVT_STORE_SEGMENTS_MAX));
 }
 
 static void set_geometry(struct kvt_store *store, uint64_t segment_bytes)
 {
     store->segment_bytes = segment_bytes;
-    store->segments_max = (uint32_t)segments_that_fit(store, segment_bytes);
-    store->entries_max = (uint32_t)kvt_min_u64(kvt_max_u64(segment_bytes / KVT_KIB, 16), 16384);
+    store->segments_max = kvt_store_segments_that_fit(kvt_store_usable_bytes(store), segment_bytes);
+    if (KVT_PLANTED(NO_CAP)) store->segments_max++;
+    store->entries_max = kvt_store_segment_entries(segment_bytes);
 }
 
 static uint64_t length_max(uint64_t segment_bytes)
 {
-    return segment_bytes - meta_bytes(1) - KVT_STORE_BLOCK_BYTES - sizeof(struct kvt_record_header);
+    return segment_bytes - kvt_store_segment_meta_bytes(1) - KVT_STORE_BLOCK_BYTES - sizeof(struct kvt_record_header);
 }
 
 static enum kvt_status new_geometry(struct kvt_store *store, uint32_t record_bytes_max, struct kvt_store_error error)
 {
-    const uint64_t least = store->allocated_fixed + SEGMENTS_MIN * (SEGMENT_BYTES_MIN + KVT_STORE_FILE_SLACK);
+    const uint64_t least = store->allocated_fixed
+        + KVT_STORE_SEGMENTS_MIN * (KVT_STORE_SEGMENT_BYTES_MIN + KVT_STORE_FILE_SLACK);
     if (store->capacity_bytes < least)
         return kvt_store_refuse(error, KVT_INVAL,
                                 "capacity is %llu bytes: at least %llu are needed, for 4 segments and what else "
                                 "lies in the directory",
                                 (unsigned long long)store->capacity_bytes, (unsigned long long)least);
-    set_geometry(store, choose_segment_bytes(kvt_store_usable_bytes(store), record_bytes_max, store->alignment));
-    if (store->segments_max < SEGMENTS_MIN || record_bytes_max > length_max(store->segment_bytes))
+    set_geometry(store,
+                 kvt_store_choose_segment_bytes(kvt_store_usable_bytes(store), record_bytes_max, store->alignment));
+    if (store->segments_max < KVT_STORE_SEGMENTS_MIN || record_bytes_max > length_max(store->segment_bytes))
         return kvt_store_refuse(error, KVT_INVAL,
                                 "capacity is %llu bytes: it must hold 4 segments with a record of %u bytes each",
                                 (unsigned long long)store->capacity_bytes, record_bytes_max);
@@ -295,9 +267,10 @@ static bool super_is_valid(const struct kvt_superblock *super)
         && super->crc == kvt_crc32c(0, super, offsetof(struct kvt_superblock, crc))
         && super->version == KVT_STORE_FORMAT_VERSION && kvt_is_power_of_two(super->alignment)
         && super->alignment >= 512 && super->alignment <= KVT_STORE_BLOCK_BYTES
-        && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES) && super->segment_bytes >= SEGMENT_BYTES_MIN
-        && super->segment_bytes <= UINT32_MAX && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX
-        && super->segment_slots >= SEGMENTS_MIN && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
+        && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
+        && super->segment_bytes >= KVT_STORE_SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
+        && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX && super->segment_slots >= KVT_STORE_SEGMENTS_MIN
+        && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
 static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
@@ -405,7 +378,7 @@ static const char *super_adopt(struct kvt_store *store, const struct kvt_superbl
     if (memcmp(key_id, store->key_id_found, sizeof key_id) != 0)
         why = "its records are under another key, or under none";
     else if (super->alignment < io_alignment) why = "the device wants a larger alignment";
-    else if (store->segments_max < SEGMENTS_MIN) why = "its segments are too large for the capacity";
+    else if (store->segments_max < KVT_STORE_SEGMENTS_MIN) why = "its segments are too large for the capacity";
     else if (record_bytes_max > length_max(super->segment_bytes)) why = "its segments are too small for the records";
     if (why) store->alignment = io_alignment;
     return why;

@@ -117,12 +117,14 @@ static double unpack_pass(struct bench *b, uint32_t count)
     return (thread_seconds() - start) / count;
 }
 
+static bool is_measured(const struct kvt_rank_ops *ops) { return !ops->is_for_checks && ops->is_supported(); }
+
 static bool run_rounds(struct bench *b, struct times *times)
 {
     for (uint32_t round = 0; round < ROUNDS; round++) {
         for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
             const struct kvt_rank_ops *ops = kvt_rank_ops_at(k);
-            if (!ops->is_supported()) continue;
+            if (!is_measured(ops)) continue;
             const uint32_t count = k == 0 ? SLOW_BLOCKS : b->block_count;
             kvt_codec_set_kernels(b->codec, ops);
             times->copy[k][round] = copy_pass(b);
@@ -146,7 +148,7 @@ static bool run_noise(struct bench *b, struct times *times)
     for (size_t at = 0; at < SET_BYTES; at += 8) kvt_store_u64(b->source + at, kvt_rng_next(&rng));
     for (uint32_t round = 0; round < ROUNDS; round++) {
         for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
-            if (!kvt_rank_ops_at(k)->is_supported()) continue;
+            if (!is_measured(kvt_rank_ops_at(k))) continue;
             kvt_codec_set_kernels(b->codec, kvt_rank_ops_at(k));
             times->copy[k][round] = copy_pass(b);
             const double start = thread_seconds();
@@ -248,7 +250,7 @@ static void add_speed(struct bench_case *cases, uint32_t *count, const struct be
 static void add_speeds(struct bench_case *cases, uint32_t *count, const struct bench *b, struct times *times)
 {
     for (uint32_t k = 0; kvt_rank_ops_at(k); k++) {
-        if (!kvt_rank_ops_at(k)->is_supported()) continue;
+        if (!is_measured(kvt_rank_ops_at(k))) continue;
         add_speed(cases, count, b, "pack", kvt_rank_ops_at(k)->name, times->pack[k], times->copy[k]);
         add_speed(cases, count, b, "unpack", kvt_rank_ops_at(k)->name, times->unpack[k], times->copy[k]);
     }
@@ -268,7 +270,7 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
         add_speeds(cases, count, b, times);
         is_ok = dtype != KVT_DTYPE_BF16 || run_noise(b, times);
         for (uint32_t k = 0; is_ok && dtype == KVT_DTYPE_BF16 && kvt_rank_ops_at(k); k++)
-            if (kvt_rank_ops_at(k)->is_supported())
+            if (is_measured(kvt_rank_ops_at(k)))
                 add_speed(cases, count, b, "noise refused", kvt_rank_ops_at(k)->name, times->refuse[k], times->copy[k]);
     }
     if (b) bench_done(b);

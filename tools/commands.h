@@ -7,5 +7,6 @@ int kvt_cmd_plan(int argc, char **argv);
 int kvt_cmd_run(int argc, char **argv);
 int kvt_cmd_sim(int argc, char **argv);
 int kvt_cmd_store(int argc, char **argv);
+int kvt_cmd_top(int argc, char **argv);
 
 #endif

@@ -15,6 +15,7 @@ static const struct {
     { "run", "replays a workload on the real runtime and verifies every block", kvt_cmd_run },
     { "sim", "counts what eviction and admission policies keep of a workload", kvt_cmd_sim },
     { "store", "looks at, checks and tidies a store directory", kvt_cmd_store },
+    { "top", "a live view of a running process", kvt_cmd_top },
 };
 
 static void print_help(void)

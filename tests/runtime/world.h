@@ -118,6 +118,12 @@ void world_write(struct world *world, const struct text *text, kvt_seq seq, uint
 /* In a step: kernels that compare what attention reads of the first n tokens with what it must be. */
 void world_check(struct world *world, const struct text *text, kvt_seq seq, uint64_t n, uint32_t stream);
 /*
+ * In a step: a kernel that compares one layer of block `number`, at chunk `chunk` (kvt_reader_next), with what tokens
+ * below n must be there.
+ */
+void world_check_chunk(struct world *world, const struct text *text, uint32_t layer, uint64_t number, uint32_t chunk,
+                       uint64_t n, uint32_t stream);
+/*
  * A whole step: room (unless it is reserved already), begin, check what is there, write n more, end; run at once when
  * is_cranked. Fails when it is not ready.
  */

@@ -192,6 +192,42 @@ static void real_kv_is_packed_and_comes_back_exact_at_odd_addresses(void **state
     }
 }
 
+/* Goal: some layers of a block, raw or packed, come alone, to their own places or to others', and nothing else is written. */
+static void some_layers_of_a_block_come_alone_to_any_place(void **state)
+{
+    (void)state;
+    for (uint32_t round = 0; round < 60; round++) {
+        struct rig r;
+        struct kvt_rng rng = { round };
+        open_rig(&r, round % 2 ? KVT_DTYPE_BF16 : KVT_DTYPE_FP32);
+        fill(&r, 0, &rng);
+        const uint32_t tokens = round % 3 ? KVT_PAGES_TOKENS : 1 + (uint32_t)kvt_rng_below(&rng, KVT_PAGES_TOKENS);
+        struct kvt_tier_op stash = stash_of(&r, 0, tokens);
+        if (round % 4 > 1) stash.form = KVT_FORM_RAW;
+        run_op(&r, &stash);
+        if (stash.status == KVT_FULL) {
+            stash.form = KVT_FORM_RAW;
+            run_op(&r, &stash);
+        }
+        assert_int_equal(stash.status, KVT_OK);
+        blank(&r, 1);
+        struct kvt_tier_op fetch = fetch_of(&stash, 1);
+        fetch.layer_count = 1 + (uint32_t)kvt_rng_below(&rng, LAYERS);
+        fetch.layer_first = (uint32_t)kvt_rng_below(&rng, LAYERS - fetch.layer_count + 1);
+        fetch.layer_target = (uint32_t)kvt_rng_below(&rng, LAYERS - fetch.layer_count + 1);
+        run_op(&r, &fetch);
+        assert_int_equal(fetch.status, KVT_OK);
+        assert_true(is_untouched(&r, 1, tokens));
+        for (uint32_t s = 0; s < SEGMENTS; s++) {
+            const bool is_written = s / 2 >= fetch.layer_target && s / 2 < fetch.layer_target + fetch.layer_count;
+            const uint32_t source = s + 2 * fetch.layer_first - 2 * fetch.layer_target;
+            if (is_written) assert_memory_equal(segment_at(&r, 1, s), kept_at(&r, 0, source), tokens * r.row_bytes);
+            else assert_true(is_blank(segment_at(&r, 1, s), r.segment_bytes));
+        }
+        close_rig(&r);
+    }
+}
+
 static void stashes_and_fetches_run_side_by_side(void **state)
 {
     (void)state;
@@ -262,6 +298,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(real_kv_is_packed_and_comes_back_exact_at_odd_addresses),
+        cmocka_unit_test(some_layers_of_a_block_come_alone_to_any_place),
         cmocka_unit_test(stashes_and_fetches_run_side_by_side),
         cmocka_unit_test(damage_is_corrupt_or_stays_inside_the_slot),
     };

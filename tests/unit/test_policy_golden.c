@@ -209,7 +209,7 @@ static const struct golden small_golden[] = {
     { "lru-reward", { 0, 93, 871, 1499, 1845, 2236 } }, /* from here on as they were when they were written */
     { "s3fifo", { 0, 517, 1170, 1497, 1712, 2014 } },   { "arc", { 0, 417, 1032, 1417, 1810, 2235 } },
     { "2q", { 0, 340, 1025, 1440, 1698, 2063 } },       { "lirs", { 0, 474, 1074, 1441, 1686, 1958 } },
-    { "lirs-duel", { 0, 502, 973, 1417, 1805, 2271 } },
+    { "lirs-duel", { 0, 85, 674, 1304, 1755, 2280 } },
 };
 static const uint32_t small_optimal[] = { 0, 834, 1621, 2064, 2323, 2385 };
 

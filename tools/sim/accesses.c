@@ -42,8 +42,10 @@ static uint32_t number_of(struct numbers *numbers, uint64_t key)
     return numbers->numbers[at] - 1;
 }
 
-static uint64_t blocks_of(const struct kvt_workload *workload, const struct kvt_request *request)
+/* is_context: the output's blocks as well. */
+static uint64_t blocks_of(const struct kvt_workload *workload, const struct kvt_request *request, bool is_context)
 {
+    if (is_context) return (request->prompt_tokens + request->output_tokens) / workload->block_tokens;
     return request->ids ? request->id_count : request->prompt_tokens / workload->block_tokens;
 }
 
@@ -61,46 +63,68 @@ static uint64_t chain(const struct kvt_workload *workload, uint32_t request, uin
     return key;
 }
 
-static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workload, struct numbers *numbers)
+static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workload, bool is_context,
+                 struct numbers *numbers)
 {
     uint32_t at = 0;
     for (uint32_t r = 0; r < workload->request_count; r++) {
         const struct kvt_request *request = &workload->requests[r];
-        const uint64_t count = blocks_of(workload, request);
+        const uint64_t count = blocks_of(workload, request, is_context);
         uint64_t key = 0;
         for (uint64_t i = 0; i < count; i++) {
-            key = request->ids ? request->ids[i] : chain(workload, r, i, key);
+            key = request->ids && !is_context ? request->ids[i] : chain(workload, r, i, key);
             accesses->blocks[at++] = number_of(numbers, key);
         }
         accesses->request_ends[r] = at;
+        const uint64_t before = count > 0 ? (count - 1) * workload->block_tokens : 0;
+        accesses->infos[r] = (struct kvt_access_info){
+            .arrival_ms = request->arrival_ns / 1000000,
+            .turn = request->session == KVT_NO_SESSION ? UINT32_MAX : request->turn,
+            .last_tokens = (uint32_t)kvt_min_u64(request->prompt_tokens - before, workload->block_tokens),
+            .stop = request->stop,
+        };
     }
     KVT_ASSERT(at == accesses->access_count);
     accesses->block_count = numbers->count;
 }
 
-enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+static enum kvt_status init(struct kvt_accesses *accesses, const struct kvt_workload *workload, bool is_context)
 {
     *accesses = (struct kvt_accesses){ 0 };
     if (!workload) return KVT_OK;
     uint64_t count = 0;
-    for (uint32_t r = 0; r < workload->request_count; r++) count += blocks_of(workload, &workload->requests[r]);
+    for (uint32_t r = 0; r < workload->request_count; r++)
+        count += blocks_of(workload, &workload->requests[r], is_context);
     if (count > KVT_ACCESSES_MAX) return KVT_INVAL;
 
     accesses->access_count = (uint32_t)count;
     accesses->request_count = workload->request_count;
     accesses->blocks = kvt_table_map((count + 1) * sizeof *accesses->blocks);
     accesses->request_ends = kvt_table_map(((uint64_t)workload->request_count + 1) * sizeof *accesses->request_ends);
+    accesses->infos = kvt_table_map(((uint64_t)workload->request_count + 1) * sizeof *accesses->infos);
+    accesses->block_tokens = workload->block_tokens;
     struct numbers numbers;
     enum kvt_status status = numbers_init(&numbers, count);
-    if (!accesses->blocks || !accesses->request_ends) status = KVT_NOMEM;
-    if (status == KVT_OK) fill(accesses, workload, &numbers);
+    if (!accesses->blocks || !accesses->request_ends || !accesses->infos) status = KVT_NOMEM;
+    if (status == KVT_OK) fill(accesses, workload, is_context, &numbers);
     numbers_done(&numbers);
     return status;
+}
+
+enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+{
+    return init(accesses, workload, false);
+}
+
+enum kvt_status kvt_accesses_init_contexts(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+{
+    return init(accesses, workload, true);
 }
 
 void kvt_accesses_done(struct kvt_accesses *accesses)
 {
     kvt_table_unmap(accesses->blocks, ((uint64_t)accesses->access_count + 1) * sizeof *accesses->blocks);
     kvt_table_unmap(accesses->request_ends, ((uint64_t)accesses->request_count + 1) * sizeof *accesses->request_ends);
+    kvt_table_unmap(accesses->infos, ((uint64_t)accesses->request_count + 1) * sizeof *accesses->infos);
     *accesses = (struct kvt_accesses){ 0 };
 }

@@ -2,6 +2,7 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "tiers/codec.h"
 
 #define CRUMB_NS UINT64_C(20000) /* what passes when something is due already, so that time always passes */
 
@@ -41,8 +42,15 @@ static enum kvt_status open_device(void *user, const struct kvt_options *options
 static enum kvt_status open_nvme(void *user, const struct kvt_options *options, struct kvt_tier **ret_tier)
 {
     const struct kvt_model_open *open = user;
-    KVT_TRY(
-        kvt_model_nvme_open(open->links, options->config.nvme_bytes, options->block_bytes_max, open->clock, ret_tier));
+    uint64_t side_bytes = 0;
+    if (open->links->pack_ratio > 1) { /* the store keeps room for the codec's tables */
+        struct kvt_codec *codec;
+        KVT_TRY(kvt_codec_create(&options->config.shape, &codec));
+        side_bytes = kvt_codec_tables_bytes(codec);
+        kvt_codec_destroy(&codec);
+    }
+    KVT_TRY(kvt_model_nvme_open(open->links, options->config.nvme_bytes, options->block_bytes_max, side_bytes,
+                                open->clock, ret_tier));
     open->clock->nvme = *ret_tier;
     return KVT_OK;
 }
@@ -69,9 +77,13 @@ static enum kvt_status steps_add(void *user, const struct kvt_engine_item *item)
     struct kvt_model_steps *steps = user;
     const uint64_t context = item->committed + item->count;
     steps->tokens += item->count;
+    steps->blocks += (context + steps->shape->block_tokens - 1) / steps->shape->block_tokens
+        * steps->shape->group_count;
     for (uint32_t g = 0; g < steps->shape->group_count; g++) {
         const struct kvt_group_shape *group = &steps->shape->groups[g];
         steps->kv_bytes += kvt_group_bytes_kept(group, context);
+        steps->written_bytes += group->kind == KVT_GROUP_STATE ? kvt_group_block_bytes(group, 1)
+                                                               : kvt_group_bytes_per_token(group) * item->count;
         if (group->kind == KVT_GROUP_STATE) continue;
         const uint64_t seen = group->kind == KVT_GROUP_WINDOW ? kvt_min_u64(context, group->window_tokens) : context;
         /* Scores and their product with V, for each KV head: query heads that share one are in the model's parameters' share. */
@@ -84,7 +96,12 @@ static enum kvt_status steps_add(void *user, const struct kvt_engine_item *item)
 static uint64_t step_ns(const struct kvt_model_steps *steps)
 {
     const struct kvt_model_roofline *roofline = &steps->roofline;
-    if (roofline->step_ns > 0) return roofline->step_ns;
+    const bool is_emulated = roofline->flops_per_s == 0 && (roofline->write_ns_per_byte > 0 || roofline->line_ns > 0);
+    if (roofline->step_ns > 0 || is_emulated) {
+        const uint64_t work_ns = (uint64_t)(roofline->line_ns * (double)steps->blocks
+                                            + roofline->write_ns_per_byte * (double)steps->written_bytes);
+        return work_ns > roofline->step_ns ? work_ns : roofline->step_ns + roofline->wake_ns;
+    }
     const double flops = 2 * roofline->parameters * (double)steps->tokens + steps->attention_flops;
     const double bytes = 2 * roofline->parameters + (double)steps->kv_bytes;
     const double arithmetic_s = roofline->flops_per_s > 0 ? flops / roofline->flops_per_s : 0;
@@ -98,11 +115,12 @@ static enum kvt_status steps_launch(void *user)
     struct kvt_runtime *runtime = steps->clock->runtime;
     uint32_t stream;
     KVT_TRY(runtime->core.gpu->ops->stream(runtime->core.gpu, steps_stream(user), &stream));
+    steps->clock->now_ns += steps->roofline.between_ns;
     steps->times.launched_ns = steps->clock->now_ns;
     kvt_model_device_launch(steps->clock->device, stream, step_ns(steps), &steps->times.started_ns,
                             &steps->times.ended_ns);
     steps->busy_ns += steps->times.ended_ns - steps->times.started_ns;
-    steps->tokens = steps->kv_bytes = 0;
+    steps->tokens = steps->kv_bytes = steps->blocks = steps->written_bytes = 0;
     steps->attention_flops = 0;
     return KVT_OK;
 }

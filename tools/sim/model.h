@@ -5,10 +5,10 @@
  * The runtime above them is the real one (kvt_runtime_open): the same core, planner, policies and schedule as `kvtier
  * run`.
  *
- *   device   two directions, each in order: a transfer takes the link's latency and its bytes over its bandwidth
- *   nvme     reads and writes, each in order at their own bandwidth; records in segments, the oldest is reclaimed: what
- *   is held
- *            or was read since it was written is carried forward, as in tiers/store_reclaim.c
+ *   device   two directions, each in order: a transfer takes the device's own time (a latency, bytes over bandwidth,
+ *            packing or unpacking), and not less than its place on the paced link, as kernels/gpu_emulated.c paces it
+ *   nvme     the disk's own time, and not less than the paced link's (model_nvme.c); records as the store keeps them
+ *            (model_log.c)
  *   steps    a roofline: the larger of arithmetic over peak and bytes over memory bandwidth, or a given time
  *
  * Thread: one.
@@ -21,17 +21,30 @@
 #include "tiers/tier.h"
 #include "tools/run/schedule.h"
 
+/* 0 bytes/s: no time. Paces are those of the main job's options, the other figures the machine's. */
 struct kvt_model_links {
-    uint64_t hbm_bytes_per_s, hbm_latency_ns; /* between host and device, each way; 0 bytes/s: no time */
-    uint64_t nvme_read_bytes_per_s, nvme_write_bytes_per_s, nvme_latency_ns;
-    double pack_ratio; /* raw over packed bytes; 1: nothing is packed */
+    uint64_t hbm_pace_bytes_per_s; /* of the emulated device's link, each way */
+    uint64_t to_host_bytes_per_s, to_device_bytes_per_s, to_host_latency_ns, to_device_latency_ns;
+    double pack_ns_per_byte, unpack_ns_per_byte; /* of raw bytes */
+    double pack_ratio;                           /* raw over packed bytes; 1: nothing is packed */
+    uint64_t nvme_pace_bytes_per_s;              /* of the store's paced link, both ways together */
+    uint64_t nvme_read_bytes_per_s, nvme_write_bytes_per_s, nvme_read_latency_ns, nvme_write_latency_ns;
+    bool is_nvme_shared; /* reads and writes share the disk's bandwidth */
+    uint32_t nvme_alignment;
+    uint64_t wake_ns; /* from the end of a transfer until it is acted on */
 };
 
 struct kvt_model_roofline {
     double flops_per_s, bytes_per_s; /* of the GPU */
     double parameters;               /* of the model; each is read once a step and used twice a token */
-    uint64_t step_ns;                /* every step takes so long; 0: the roofline holds */
+    uint64_t step_ns;                /* every step takes so long at least; 0: the roofline holds */
+    /* of an emulated engine, which works on one CPU; 0: it takes no time */
+    double write_ns_per_byte, line_ns; /* KV of new tokens; a look at each block that is attended to */
+    uint64_t wake_ns;                  /* that a step sleeps longer than it was told to */
+    uint64_t between_ns;               /* from the end of a step to the launch of the next one */
 };
+
+#define KVT_MODEL_START_NS UINT64_C(1000000000) /* what a model's clock shows at first */
 
 struct kvt_model_clock {
     uint64_t now_ns;
@@ -52,8 +65,8 @@ void kvt_model_device_launch(struct kvt_tier *tier, uint32_t stream, uint64_t to
                              uint64_t *ret_ended_ns);
 
 KVT_NODISCARD enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_t capacity_bytes,
-                                                  uint32_t record_bytes_max, const struct kvt_model_clock *clock,
-                                                  struct kvt_tier **ret_tier);
+                                                  uint32_t record_bytes_max, uint64_t side_bytes_max,
+                                                  const struct kvt_model_clock *clock, struct kvt_tier **ret_tier);
 uint64_t kvt_model_nvme_next_ns(const struct kvt_tier *tier);
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
@@ -62,7 +75,7 @@ struct kvt_model_steps {
     struct kvt_model_clock *clock;
     const struct kvt_model_shape *shape;
     struct kvt_model_roofline roofline;
-    uint64_t tokens, kv_bytes; /* of the step that is put together */
+    uint64_t tokens, kv_bytes, blocks, written_bytes; /* of the step that is put together */
     double attention_flops;
     struct kvt_engine_times times;
     uint64_t busy_ns; /* all steps together */

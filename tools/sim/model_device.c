@@ -14,6 +14,7 @@ struct stream {
     const void *engine_stream; /* NULL: the tier's own */
     uint64_t serial;           /* marks so far */
     uint64_t free_ns;          /* when everything submitted so far is done */
+    uint64_t link_free_ns;     /* when its link has moved everything so far */
     uint64_t times[MARKS];     /* when mark i is reached; never falls */
 };
 
@@ -126,41 +127,60 @@ static uint64_t raw_bytes(const struct model_device *device, const struct kvt_ti
     return kvt_group_block_bytes(group, op->tokens);
 }
 
-static uint64_t link_bytes(struct model_device *device, struct kvt_tier_op *op)
+/* Bytes that cross the link, and the time that the device itself takes for the op. */
+static uint64_t link_bytes(struct model_device *device, struct kvt_tier_op *op, uint64_t *ret_run_ns)
 {
+    const struct kvt_model_links *links = &device->links;
+    const uint64_t raw = raw_bytes(device, op);
     uint64_t bytes = 0;
+    op->codec_ns = 0;
     switch (op->kind) {
     case KVT_OP_STASH:
-        bytes = raw_bytes(device, op);
+        bytes = raw;
         op->ret_form = op->form;
-        if (op->form == KVT_FORM_PACKED) bytes = (uint64_t)((double)bytes / device->links.pack_ratio);
+        if (op->form == KVT_FORM_PACKED) {
+            bytes = (uint64_t)((double)raw / links->pack_ratio);
+            op->codec_ns = (uint64_t)((double)raw * links->pack_ns_per_byte);
+        }
         op->ret_length = (uint32_t)bytes;
         device->counters.bytes_out += bytes;
+        *ret_run_ns = links->to_host_latency_ns + kvt_model_link_ns(bytes, links->to_host_bytes_per_s);
         break;
     case KVT_OP_FETCH:
         bytes = op->length;
+        if (op->form == KVT_FORM_PACKED) op->codec_ns = (uint64_t)((double)raw * links->unpack_ns_per_byte);
         device->counters.bytes_in += bytes;
+        *ret_run_ns = links->to_device_latency_ns + kvt_model_link_ns(bytes, links->to_device_bytes_per_s);
         break;
-    case KVT_OP_COPY: break; /* within HBM: no link */
+    case KVT_OP_COPY: *ret_run_ns = 0; break; /* within HBM: no link */
     }
     return bytes;
 }
 
+/*
+ * A job begins when its stream is free. Its bytes begin to cross the paced link as soon as that is free, so the link's
+ * time and the job's own overlap; the stream goes on when both are over.
+ */
 static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *op)
 {
     struct model_device *device = device_of(tier);
-    const uint64_t bytes = link_bytes(device, op);
+    uint64_t run_ns, started_ns;
+    const uint64_t bytes = link_bytes(device, op, &run_ns);
     const uint64_t after_ns = kvt_max_u64(time_of(device, op->after[0]), time_of(device, op->after[1]));
-    uint32_t stream = op->kind == KVT_OP_STASH ? STREAM_STASH : STREAM_FETCH;
-    if (op->kind == KVT_OP_COPY && op->stream != 0) stream = op->stream;
-    const uint64_t latency_ns = op->kind == KVT_OP_COPY ? 0 : device->links.hbm_latency_ns;
-    uint64_t started_ns;
-    op->link_ns = latency_ns + kvt_model_link_ns(bytes, device->links.hbm_bytes_per_s);
-    const uint64_t done_ns = occupy(device, stream, after_ns, op->link_ns, &started_ns);
-    op->codec_ns = 0;
+    uint32_t number = op->kind == KVT_OP_STASH ? STREAM_STASH : STREAM_FETCH;
+    if (op->kind == KVT_OP_COPY && op->stream != 0) number = op->stream;
+    struct stream *stream = device->streams[number];
+    op->link_ns = run_ns;
+    uint64_t done_ns = occupy(device, number, after_ns, run_ns + op->codec_ns, &started_ns);
+    if (device->links.hbm_pace_bytes_per_s > 0 && bytes > 0) {
+        op->link_ns = kvt_model_link_ns(bytes, device->links.hbm_pace_bytes_per_s);
+        stream->link_free_ns = kvt_max_u64(kvt_max_u64(stream->link_free_ns, after_ns), device->clock->now_ns)
+            + op->link_ns;
+        done_ns = stream->free_ns = kvt_max_u64(stream->free_ns, stream->link_free_ns);
+    }
     op->status = op->kind == KVT_OP_STASH && op->ret_length > op->host_capacity ? KVT_FULL : KVT_OK;
-    op->ret_mark = add_mark(device, stream);
-    device->flights[device->flight_count++] = (struct flight){ op, done_ns };
+    op->ret_mark = add_mark(device, number);
+    device->flights[device->flight_count++] = (struct flight){ op, done_ns + device->links.wake_ns };
     return KVT_OK;
 }
 

@@ -1,215 +1,107 @@
 /*
- * The records: an open-addressed index of entries; an entry is on the list of its segment. Segments are filled one
- * after another; when only the spare is left, the oldest is reclaimed.
+ * What a record is and when it leaves is model_log.h's; here is its time. An op is over when both are done with it: the
+ * disk (its bytes one after another at the disk's speed, latencies overlapping), and the paced link before it, which
+ * carries one op at a time, reads of a demand first (tiers/block_io_paced.c).
  */
 #include <string.h>
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "tiers/store_pace.h"
 #include "tools/sim/model.h"
+#include "tools/sim/model_log.h"
 
 #define QUEUE_DEPTH 64
 #define NONE UINT32_MAX
-#define HEADER_BYTES 128
-#define ALIGNMENT 512
-#define SEGMENT_COUNT 64 /* as many as fit, at least 4 */
-#define LOST_MAX 4096
-
-struct entry {
-    struct kvt_name name;
-    uint64_t generation;
-    uint32_t length, tokens, holds;
-    uint32_t next; /* of its segment, or of the free ones */
-    enum kvt_form form;
-    bool is_live, was_read;
-};
-
-struct segment {
-    uint32_t first, last;
-    uint64_t used_bytes;
-};
+#define QUEUE_BYTES_MAX (64 * KVT_MIB) /* of puts that wait, as the store's default */
+#define DRAIN_NS_MAX UINT64_C(2000000000)
 
 struct flight {
     struct kvt_tier_op *op;
-    uint64_t done_ns;
+    uint64_t serial, bytes, submitted_ns;
+    uint64_t disk_ns; /* when the disk is done with it */
+    uint64_t due_ns;  /* when the link is */
     uint32_t epoch;
+    bool has_crossed;
 };
 
 struct model_nvme {
     struct kvt_tier tier;
     const struct kvt_model_clock *clock;
     struct kvt_model_links links;
-    uint64_t read_free_ns, write_free_ns;
+    struct kvt_model_log *log;
+    struct kvt_pace pace;
+    uint64_t queued_bytes;    /* of puts */
+    uint64_t disk_free_ns[2]; /* read, write; one for both where the disk is shared */
+    uint64_t link_free_ns, serial;
+    uint64_t moving_bytes; /* a reclaim's, not yet on the link */
+    uint32_t crossing;     /* flight on the link; NONE: none */
     struct flight flights[QUEUE_DEPTH];
-    uint32_t flight_count;
-
-    struct entry *entries;
-    uint32_t entry_count, entry_capacity, free_head;
-    uint32_t *index; /* entry + 1; 0: free */
-    uint64_t index_mask;
-    uint32_t live_count;
-
-    struct segment segments[SEGMENT_COUNT]; /* a ring, oldest first */
-    uint32_t oldest, used_segments;         /* the newest is the open one */
-    uint64_t segment_bytes;
-    struct kvt_name lost[LOST_MAX];
-    uint32_t lost_count, epoch;
-    struct kvt_tier_counters counters;
+    uint32_t flight_count, epoch;
+    uint64_t bytes_out, peak_bytes;
 };
 
 static struct model_nvme *nvme_of(struct kvt_tier *tier) { return (struct model_nvme *)(void *)tier; }
 
-static uint64_t stored_bytes(uint32_t length) { return kvt_align_up((uint64_t)length + HEADER_BYTES, ALIGNMENT); }
+/* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* ---- The index --------------------------------------------------------------------------------------------------- */
-
-static uint64_t home(const struct model_nvme *nvme, const struct kvt_name *name)
+static bool is_urgent(const struct flight *flight)
 {
-    return (name->key.lo ^ name->space.lo) & nvme->index_mask;
+    return flight->op->kind == KVT_OP_FETCH && flight->op->priority == KVT_PRIORITY_DEMAND;
 }
 
-static uint64_t place_of(const struct model_nvme *nvme, const struct kvt_name *name)
+/* The next op for the link: urgent reads, then the others, each in their order. */
+static uint32_t next_to_cross(const struct model_nvme *nvme)
 {
-    uint64_t at = home(nvme, name);
-    while (nvme->index[at] != 0 && !kvt_name_equal(&nvme->entries[nvme->index[at] - 1].name, name))
-        at = (at + 1) & nvme->index_mask;
-    return at;
-}
-
-static struct entry *find(const struct model_nvme *nvme, const struct kvt_name *name)
-{
-    const uint32_t link = nvme->index[place_of(nvme, name)];
-    return link != 0 ? &nvme->entries[link - 1] : NULL;
-}
-
-/* Moves back what the freed place would hide. */
-static void unindex(struct model_nvme *nvme, const struct kvt_name *name)
-{
-    uint64_t hole = place_of(nvme, name);
-    KVT_ASSERT(nvme->index[hole] != 0);
-    for (uint64_t at = (hole + 1) & nvme->index_mask; nvme->index[at] != 0; at = (at + 1) & nvme->index_mask) {
-        const uint64_t wanted = home(nvme, &nvme->entries[nvme->index[at] - 1].name);
-        if (((at - wanted) & nvme->index_mask) < ((at - hole) & nvme->index_mask)) continue;
-        nvme->index[hole] = nvme->index[at];
-        hole = at;
-    }
-    nvme->index[hole] = 0;
-}
-
-/* The entry stays on its segment's list until that is reclaimed. */
-static void drop(struct model_nvme *nvme, struct entry *entry)
-{
-    if (entry->holds > 0 && nvme->lost_count < LOST_MAX) nvme->lost[nvme->lost_count++] = entry->name;
-    unindex(nvme, &entry->name);
-    entry->is_live = false;
-    nvme->live_count--;
-    nvme->counters.used_bytes -= stored_bytes(entry->length);
-}
-
-/* ---- Segments ---------------------------------------------------------------------------------------------------- */
-
-static struct segment *open_segment(struct model_nvme *nvme)
-{
-    return &nvme->segments[(nvme->oldest + nvme->used_segments - 1) % SEGMENT_COUNT];
-}
-
-static void append(struct model_nvme *nvme, uint32_t number)
-{
-    struct segment *segment = open_segment(nvme);
-    nvme->entries[number].next = NONE;
-    if (segment->first == NONE) segment->first = number;
-    else nvme->entries[segment->last].next = number;
-    segment->last = number;
-    segment->used_bytes += stored_bytes(nvme->entries[number].length);
-}
-
-/* Takes the next segment, and reclaims the oldest when it was the last but one. */
-static void turn_over(struct model_nvme *nvme, uint32_t segments_max)
-{
-    nvme->used_segments++;
-    *open_segment(nvme) = (struct segment){ NONE, NONE, 0 };
-    if (nvme->used_segments < segments_max) return;
-    const struct segment victim = nvme->segments[nvme->oldest];
-    nvme->oldest = (nvme->oldest + 1) % SEGMENT_COUNT;
-    nvme->used_segments--;
-    for (uint32_t number = victim.first, next; number != NONE; number = next) {
-        struct entry *entry = &nvme->entries[number];
-        next = entry->next;
-        const bool is_kept = entry->is_live && (entry->holds > 0 || entry->was_read);
-        const bool is_fitting = open_segment(nvme)->used_bytes + stored_bytes(entry->length)
-            <= nvme->segment_bytes * 7 / 8;
-        if (is_kept && is_fitting) {
-            entry->was_read = false;
-            append(nvme, number);
-            nvme->counters.bytes_in += stored_bytes(entry->length);
-            nvme->write_free_ns += kvt_model_link_ns(stored_bytes(entry->length), nvme->links.nvme_write_bytes_per_s);
+    uint32_t best = NONE;
+    for (uint32_t i = 0; i < nvme->flight_count; i++) {
+        const struct flight *flight = &nvme->flights[i];
+        if (flight->has_crossed) continue;
+        if (best == NONE) {
+            best = i;
             continue;
         }
-        if (entry->is_live) {
-            drop(nvme, entry);
-            nvme->counters.dropped++;
+        const bool is_first = is_urgent(flight) == is_urgent(&nvme->flights[best])
+            ? flight->serial < nvme->flights[best].serial
+            : is_urgent(flight);
+        if (is_first) best = i;
+    }
+    return best;
+}
+
+/* Lets the link work until now. */
+static void advance_link(struct model_nvme *nvme, uint64_t now_ns)
+{
+    for (;;) {
+        if (nvme->crossing == NONE) {
+            const uint32_t next = next_to_cross(nvme);
+            if (next == NONE) return;
+            struct flight *flight = &nvme->flights[next];
+            uint64_t bytes = flight->bytes;
+            if (!is_urgent(flight)) { /* what a reclaim moves stands in the same queue */
+                bytes += nvme->moving_bytes;
+                nvme->moving_bytes = 0;
+            }
+            flight->due_ns = kvt_max_u64(nvme->link_free_ns, flight->submitted_ns)
+                + kvt_model_link_ns(bytes, nvme->links.nvme_pace_bytes_per_s);
+            nvme->crossing = next;
         }
-        entry->next = nvme->free_head;
-        nvme->free_head = number;
+        struct flight *flight = &nvme->flights[nvme->crossing];
+        if (flight->due_ns > now_ns) return;
+        nvme->link_free_ns = flight->due_ns;
+        flight->has_crossed = true;
+        nvme->crossing = NONE;
     }
 }
 
-/* A place for one more entry; NONE: no memory. */
-static uint32_t take_entry(struct model_nvme *nvme)
+static uint64_t disk_done_ns(struct model_nvme *nvme, bool is_read, uint64_t bytes)
 {
-    if (nvme->free_head != NONE) {
-        const uint32_t number = nvme->free_head;
-        nvme->free_head = nvme->entries[number].next;
-        return number;
-    }
-    return nvme->entry_count < nvme->entry_capacity ? nvme->entry_count++ : NONE;
-}
-
-static uint32_t segments_max(const struct model_nvme *nvme)
-{
-    return (uint32_t)kvt_min_u64(SEGMENT_COUNT, nvme->counters.capacity_bytes / nvme->segment_bytes);
-}
-
-static enum kvt_status write_record(struct model_nvme *nvme, const struct kvt_tier_op *op)
-{
-    const uint64_t bytes = stored_bytes(op->length);
-    if (bytes > nvme->segment_bytes / 2) return KVT_FULL;
-    if (open_segment(nvme)->used_bytes + bytes > nvme->segment_bytes) turn_over(nvme, segments_max(nvme));
-    struct entry *known = find(nvme, &op->name);
-    const uint32_t holds = known ? known->holds : 0;
-    if (known) {
-        known->holds = 0;
-        drop(nvme, known);
-    }
-    const uint32_t number = take_entry(nvme);
-    if (number == NONE) return KVT_FULL;
-    nvme->entries[number] = (struct entry){ .name = op->name,
-                                            .generation = op->generation,
-                                            .length = op->length,
-                                            .tokens = op->tokens,
-                                            .holds = holds,
-                                            .form = op->form,
-                                            .is_live = true };
-    nvme->index[place_of(nvme, &op->name)] = number + 1;
-    append(nvme, number);
-    nvme->live_count++;
-    nvme->counters.bytes_in += bytes;
-    nvme->counters.used_bytes += bytes;
-    nvme->counters.peak_bytes = kvt_max_u64(nvme->counters.peak_bytes, nvme->used_segments * nvme->segment_bytes);
-    return KVT_OK;
-}
-
-static enum kvt_status read_record(struct model_nvme *nvme, struct kvt_tier_op *op)
-{
-    struct entry *entry = find(nvme, &op->name);
-    if (!entry || entry->generation != op->generation) return KVT_NOTFOUND;
-    if (entry->length > op->host_capacity) return KVT_FULL;
-    entry->was_read = true;
-    op->ret_length = entry->length;
-    op->ret_form = entry->form;
-    nvme->counters.bytes_out += entry->length;
-    return KVT_OK;
+    const struct kvt_model_links *links = &nvme->links;
+    uint64_t *free_ns = &nvme->disk_free_ns[links->is_nvme_shared || is_read ? 0 : 1];
+    const uint64_t bytes_per_s = is_read ? links->nvme_read_bytes_per_s : links->nvme_write_bytes_per_s;
+    *free_ns = kvt_max_u64(*free_ns, nvme->clock->now_ns) + kvt_model_link_ns(bytes, bytes_per_s);
+    return *free_ns + (is_read ? links->nvme_read_latency_ns : links->nvme_write_latency_ns);
 }
 
 /* ---- The calls of tier.h ----------------------------------------------------------------------------------------- */
@@ -218,32 +110,97 @@ static enum kvt_status nvme_submit(struct kvt_tier *tier, struct kvt_tier_op *op
 {
     struct model_nvme *nvme = nvme_of(tier);
     const bool is_read = op->kind == KVT_OP_FETCH;
-    uint64_t *free_ns = is_read ? &nvme->read_free_ns : &nvme->write_free_ns;
-    const uint64_t bytes_per_s = is_read ? nvme->links.nvme_read_bytes_per_s : nvme->links.nvme_write_bytes_per_s;
-    op->link_ns = kvt_model_link_ns(stored_bytes(op->length), bytes_per_s);
-    op->codec_ns = 0;
-    *free_ns = kvt_max_u64(*free_ns, nvme->clock->now_ns) + op->link_ns;
-    /* Latencies of ops in the queue overlap; their bytes do not. */
-    nvme->flights[nvme->flight_count++] = (struct flight){ op, *free_ns + nvme->links.nvme_latency_ns, nvme->epoch };
+    const uint64_t now_ns = nvme->clock->now_ns;
+    advance_link(nvme, now_ns);
+    if (!is_read) {
+        const uint64_t pace = nvme->links.nvme_pace_bytes_per_s;
+        const uint64_t bytes_max = pace > 0 ? kvt_min_u64(QUEUE_BYTES_MAX, pace) : QUEUE_BYTES_MAX;
+        if (!kvt_pace_allows(&nvme->pace, nvme->queued_bytes, op->length, now_ns)) return KVT_FULL;
+        if (nvme->queued_bytes > 0 && nvme->queued_bytes + op->length > bytes_max) return KVT_FULL;
+        nvme->queued_bytes += op->length;
+        kvt_pace_begin(&nvme->pace, now_ns);
+    }
+    const uint64_t bytes = kvt_model_log_stored_bytes(nvme->log, op->length);
+    nvme->flights[nvme->flight_count++] = (struct flight){ .op = op,
+                                                           .serial = nvme->serial++,
+                                                           .bytes = bytes,
+                                                           .submitted_ns = now_ns,
+                                                           .disk_ns = disk_done_ns(nvme, is_read, bytes),
+                                                           .epoch = nvme->epoch };
+    advance_link(nvme, now_ns);
     return KVT_OK;
+}
+
+static enum kvt_status write_record(struct model_nvme *nvme, const struct kvt_tier_op *op)
+{
+    const struct kvt_found record = {
+        .length = op->length, .form = op->form, .tokens = op->tokens, .generation = op->generation
+    };
+    struct kvt_model_log_counters before, after;
+    kvt_model_log_counters(nvme->log, &before);
+    const enum kvt_status status = kvt_model_log_put(nvme->log, &op->name, &record);
+    kvt_model_log_counters(nvme->log, &after);
+    nvme->peak_bytes = kvt_max_u64(nvme->peak_bytes, after.allocated_bytes);
+    /* What moves is read, and written again. */
+    const uint64_t moved = after.moved_bytes - before.moved_bytes;
+    if (moved > 0) {
+        (void)disk_done_ns(nvme, true, moved);
+        (void)disk_done_ns(nvme, false, moved);
+        nvme->moving_bytes += 2 * moved;
+    }
+    return status;
+}
+
+static enum kvt_status read_record(struct model_nvme *nvme, struct kvt_tier_op *op)
+{
+    struct kvt_found found;
+    KVT_TRY(kvt_model_log_get(nvme->log, &op->name, op->generation, &found));
+    if (found.length > op->host_capacity) return KVT_FULL;
+    op->ret_length = found.length;
+    op->ret_form = found.form;
+    nvme->bytes_out += found.length;
+    return KVT_OK;
+}
+
+/* The flight is over; when it was is known to nobody but the op. */
+static void land(struct model_nvme *nvme, const struct flight *flight)
+{
+    struct kvt_tier_op *op = flight->op;
+    const uint64_t done_ns = kvt_max_u64(flight->due_ns, flight->disk_ns);
+    op->link_ns = done_ns - flight->submitted_ns;
+    op->codec_ns = 0;
+    if (op->kind == KVT_OP_FETCH) {
+        op->status = read_record(nvme, op);
+        return;
+    }
+    nvme->queued_bytes -= op->length;
+    kvt_pace_end(&nvme->pace, flight->bytes, nvme->clock->now_ns);
+    op->status = flight->epoch == nvme->epoch ? write_record(nvme, op) : KVT_SHUTDOWN;
+}
+
+static uint64_t seen_ns(const struct model_nvme *nvme, const struct flight *flight)
+{
+    return kvt_max_u64(flight->due_ns, flight->disk_ns) + nvme->links.wake_ns;
 }
 
 static uint32_t nvme_poll(struct kvt_tier *tier, struct kvt_tier_op **ret_done, uint32_t max)
 {
     struct model_nvme *nvme = nvme_of(tier);
-    uint32_t count = 0, kept = 0;
+    const uint64_t now_ns = nvme->clock->now_ns;
+    uint32_t count = 0, kept = 0, crossing = NONE;
+    advance_link(nvme, now_ns);
     for (uint32_t i = 0; i < nvme->flight_count; i++) {
         const struct flight flight = nvme->flights[i];
-        if (count == max || flight.done_ns > nvme->clock->now_ns) {
+        if (count == max || !flight.has_crossed || seen_ns(nvme, &flight) > now_ns) {
+            if (nvme->crossing == i) crossing = kept;
             nvme->flights[kept++] = flight;
             continue;
         }
-        struct kvt_tier_op *op = flight.op;
-        if (op->kind == KVT_OP_FETCH) op->status = read_record(nvme, op);
-        else op->status = flight.epoch == nvme->epoch ? write_record(nvme, op) : KVT_SHUTDOWN;
-        ret_done[count++] = op;
+        land(nvme, &flight);
+        ret_done[count++] = flight.op;
     }
     nvme->flight_count = kept;
+    nvme->crossing = crossing;
     return count;
 }
 
@@ -251,66 +208,58 @@ uint64_t kvt_model_nvme_next_ns(const struct kvt_tier *tier)
 {
     const struct model_nvme *nvme = (const struct model_nvme *)(const void *)tier;
     uint64_t next_ns = UINT64_MAX;
-    for (uint32_t i = 0; i < nvme->flight_count; i++) next_ns = kvt_min_u64(next_ns, nvme->flights[i].done_ns);
+    for (uint32_t i = 0; i < nvme->flight_count; i++) {
+        const struct flight *flight = &nvme->flights[i];
+        if (flight->has_crossed || i == nvme->crossing) next_ns = kvt_min_u64(next_ns, seen_ns(nvme, flight));
+        /* Who crosses next is known when this one is over: that is a time to look again. */
+        if (i == nvme->crossing) next_ns = kvt_min_u64(next_ns, flight->due_ns);
+    }
     return next_ns;
 }
 
 static void nvme_counters(struct kvt_tier *tier, struct kvt_tier_counters *ret_counters)
 {
-    *ret_counters = nvme_of(tier)->counters;
-}
-
-static void describe(const struct entry *entry, struct kvt_found *ret_found)
-{
-    *ret_found = (struct kvt_found){
-        .length = entry->length, .form = entry->form, .tokens = entry->tokens, .generation = entry->generation
-    };
+    const struct model_nvme *nvme = nvme_of(tier);
+    struct kvt_model_log_counters log;
+    kvt_model_log_counters(nvme->log, &log);
+    *ret_counters = (struct kvt_tier_counters){ .capacity_bytes = log.capacity_bytes,
+                                                .used_bytes = log.allocated_bytes,
+                                                .peak_bytes = nvme->peak_bytes,
+                                                .bytes_in = log.written_bytes,
+                                                .bytes_out = nvme->bytes_out,
+                                                .day_bytes = log.written_bytes,
+                                                .dropped = log.evicted_records };
 }
 
 static bool nvme_find(struct kvt_tier *tier, const struct kvt_name *name, struct kvt_found *ret_found)
 {
-    const struct entry *entry = find(nvme_of(tier), name);
-    if (entry) describe(entry, ret_found);
-    return entry != NULL;
+    return kvt_model_log_find(nvme_of(tier)->log, name, ret_found);
 }
 
 static bool nvme_hold(struct kvt_tier *tier, const struct kvt_name *name, struct kvt_found *ret_found)
 {
-    struct entry *entry = find(nvme_of(tier), name);
-    if (!entry) return false;
-    entry->holds++;
-    describe(entry, ret_found);
-    return true;
+    return kvt_model_log_hold(nvme_of(tier)->log, name, ret_found);
 }
 
 static void nvme_release(struct kvt_tier *tier, const struct kvt_name *name)
 {
-    struct entry *entry = find(nvme_of(tier), name);
-    if (entry && entry->holds > 0) entry->holds--; /* a lost record's holds are gone with it */
+    kvt_model_log_release(nvme_of(tier)->log, name);
 }
 
 static void nvme_forget(struct kvt_tier *tier, const struct kvt_name *name)
 {
-    struct entry *entry = find(nvme_of(tier), name);
-    if (!entry) return;
-    entry->holds = 0;
-    drop(nvme_of(tier), entry);
+    kvt_model_log_forget(nvme_of(tier)->log, name);
 }
 
 static uint32_t nvme_poll_lost(struct kvt_tier *tier, struct kvt_name *ret_names, uint32_t max)
 {
-    struct model_nvme *nvme = nvme_of(tier);
-    uint32_t count = 0;
-    while (count < max && nvme->lost_count > 0) ret_names[count++] = nvme->lost[--nvme->lost_count];
-    return count;
+    return kvt_model_log_poll_lost(nvme_of(tier)->log, ret_names, max);
 }
 
 static enum kvt_status nvme_reset(struct kvt_tier *tier)
 {
     struct model_nvme *nvme = nvme_of(tier);
-    for (uint32_t i = 0; i < nvme->entry_count; i++) {
-        if (nvme->entries[i].is_live) drop(nvme, &nvme->entries[i]);
-    }
+    kvt_model_log_reset(nvme->log);
     nvme->epoch++;
     return KVT_OK;
 }
@@ -324,8 +273,7 @@ static enum kvt_status nvme_sync(struct kvt_tier *tier)
 static void nvme_close(struct kvt_tier *tier)
 {
     struct model_nvme *nvme = nvme_of(tier);
-    kvt_table_unmap(nvme->entries, (uint64_t)nvme->entry_capacity * sizeof *nvme->entries);
-    kvt_table_unmap(nvme->index, (nvme->index_mask + 1) * sizeof *nvme->index);
+    kvt_model_log_destroy(&nvme->log);
     kvt_free(nvme);
 }
 
@@ -346,8 +294,8 @@ static const struct kvt_tier_ops nvme_ops = {
 };
 
 enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_t capacity_bytes,
-                                    uint32_t record_bytes_max, const struct kvt_model_clock *clock,
-                                    struct kvt_tier **ret_tier)
+                                    uint32_t record_bytes_max, uint64_t side_bytes_max,
+                                    const struct kvt_model_clock *clock, struct kvt_tier **ret_tier)
 {
     KVT_ASSERT(kvt_tier_ops_are_valid(&nvme_ops));
     struct model_nvme *nvme = kvt_alloc(1, sizeof *nvme);
@@ -355,24 +303,17 @@ enum kvt_status kvt_model_nvme_open(const struct kvt_model_links *links, uint64_
     nvme->tier = (struct kvt_tier){ .ops = &nvme_ops, .queue_depth = QUEUE_DEPTH };
     nvme->clock = clock;
     nvme->links = *links;
-    nvme->counters.capacity_bytes = capacity_bytes;
-    /* Segments hold several records, and there are several of them. */
-    nvme->segment_bytes = kvt_max_u64(capacity_bytes / SEGMENT_COUNT,
-                                      kvt_min_u64(4 * stored_bytes(record_bytes_max), capacity_bytes / 4));
-    nvme->free_head = NONE;
-    nvme->used_segments = 1;
-    nvme->segments[0] = (struct segment){ NONE, NONE, 0 };
-    const uint64_t entries = capacity_bytes / ALIGNMENT + 2;
-    nvme->entry_capacity = (uint32_t)kvt_min_u64(entries, UINT32_C(1) << 26);
-    uint64_t places = 16;
-    while (places < 2 * (uint64_t)nvme->entry_capacity) places *= 2;
-    nvme->index_mask = places - 1;
-    nvme->entries = kvt_table_map((uint64_t)nvme->entry_capacity * sizeof *nvme->entries);
-    nvme->index = kvt_table_map(places * sizeof *nvme->index);
-    if (!nvme->entries || !nvme->index) {
-        nvme_close(&nvme->tier);
-        return KVT_NOMEM;
+    nvme->crossing = NONE;
+    nvme->pace.drain_ns_max = DRAIN_NS_MAX;
+    const enum kvt_status status = kvt_model_log_create(capacity_bytes, record_bytes_max, side_bytes_max,
+                                                        links->nvme_alignment, &nvme->log);
+    if (status != KVT_OK) {
+        kvt_free(nvme);
+        return status;
     }
+    struct kvt_model_log_counters log;
+    kvt_model_log_counters(nvme->log, &log);
+    nvme->peak_bytes = log.allocated_bytes;
     *ret_tier = &nvme->tier;
     return KVT_OK;
 }

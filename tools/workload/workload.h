@@ -4,7 +4,8 @@
  * A request's context is a stream of token ids by position: the prompt is positions 0 .. prompt_tokens - 1, what it
  * generates follows. Two requests share a prefix exactly where their streams agree. In a generated session, turn n + 1
  * continues turn n: its prompt begins with the whole earlier conversation, generated tokens included. In a trace one id
- * stands for one block of block_tokens tokens; generated tokens are unique to their request.
+ * stands for one block of block_tokens tokens; generated tokens are unique to their request, unless the trace has ids
+ * for them as well.
  *
  * Memory: everything belongs to the workload. Thread: read-only after creation.
  */
@@ -18,18 +19,25 @@
 
 #define KVT_NO_SESSION UINT32_MAX
 
+/* Why a request's answer ended: what the next turn waits for. */
+enum kvt_stop { KVT_STOP_UNKNOWN, KVT_STOP_TOOL_USE, KVT_STOP_END_TURN };
+
 struct kvt_request {
     /* from the start of the workload; turn > 0 of a session: not before think_ns after the turn before ended */
     uint64_t arrival_ns;
-    uint32_t session;       /* KVT_NO_SESSION: the request stands alone */
-    uint32_t turn;          /* 0 for the first */
-    bool is_last_turn;      /* true for a request that stands alone */
+    uint32_t session;  /* KVT_NO_SESSION: the request stands alone */
+    uint32_t turn;     /* 0 for the first */
+    bool is_last_turn; /* true for a request that stands alone */
+    enum kvt_stop stop;
     uint64_t think_ns;      /* pause before this turn, after the end of the one before */
     uint64_t prompt_tokens; /* at least 1 */
     uint64_t output_tokens;
     /* traces with block ids: floor or ceil of prompt_tokens / block_tokens of them; else NULL */
     const uint64_t *ids;
     uint32_t id_count;
+    /* a recorded run's: output_id_count more ids follow, so that prompt and output together have all of theirs */
+    bool has_output_ids;
+    uint32_t output_id_count;
 };
 
 struct kvt_workload {

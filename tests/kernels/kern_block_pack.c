@@ -244,11 +244,16 @@ static void damage_ranked(struct block_case *c, struct kvt_rng *rng)
     struct kvt_block_parts parts;
     if (!find_ranked(c, (uint32_t)kvt_rng_below(rng, c->layers), &start, &parts)) return;
     uint8_t *chunk = c->target.bytes + start;
-    const uint32_t which = (uint32_t)kvt_rng_below(rng, 6);
+    const uint32_t which = (uint32_t)kvt_rng_below(rng, 9);
     if (which < 2) {
         uint8_t *at = chunk + (which == 0 ? 10 : 13);
         const uint32_t count = kvt_block_load_number(at, 3);
         if (count > 8) kvt_block_store_number(at, count - 8, 3);
+        return;
+    }
+    if (which >= 6) { /* all elements go on, much further than the next streams reach */
+        const uint64_t starts[] = { parts.first, parts.second[0], parts.third[0], parts.escapes };
+        memset(chunk + starts[which - 6], 0xff, starts[which - 5] - starts[which - 6]);
         return;
     }
     const uint64_t froms[] = { parts.first, parts.second[0], parts.second[0] - 16, parts.third[0] };
@@ -284,6 +289,9 @@ static bool check_unpack_round(uint32_t i, struct kern_run *run, struct kvt_rng 
     struct kvt_block_unpack *block = (struct kvt_block_unpack *)(void *)table.bytes;
     bool is_ok = true;
     if (c.wanted_length > 0) {
+        /* No byte longer than the block: what reads behind it is seen. */
+        kern_buffer_done(&c.target);
+        kern_buffer_init(&c.target, side, c.wanted_length, kvt_rng_below(rng, 4) ? 0 : kvt_rng_below(rng, 16));
         memcpy(c.target.bytes, c.wanted.bytes, c.wanted_length);
         *block = unpack_of(&c);
         if (kvt_rng_below(rng, 2)) { /* some layers alone */

@@ -53,6 +53,11 @@ uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash)
     return link != 0 ? link - 1 : KVT_GHOST_NONE;
 }
 
+void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash)
+{
+    __builtin_prefetch(head_of(ghosts, key_hash), 1);
+}
+
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
 {
     return kvt_order_coldest(&ghosts->order, list);
@@ -77,6 +82,18 @@ uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint3
     ghosts->count++;
     ghosts->size[list]++;
     return ghost;
+}
+
+void kvt_ghosts_move(struct kvt_ghosts *ghosts, uint32_t ghost, uint32_t list)
+{
+    KVT_ASSERT(ghost < ghosts->fresh);
+    struct kvt_ghost *entry = &ghosts->entries[ghost];
+    KVT_ASSERT(entry->list != KVT_GHOST_NONE);
+    kvt_order_unlink(&ghosts->order, ghost);
+    kvt_order_push_warm(&ghosts->order, list, ghost);
+    ghosts->size[entry->list]--;
+    ghosts->size[list]++;
+    entry->list = list;
 }
 
 void kvt_ghosts_forget(struct kvt_ghosts *ghosts, uint32_t ghost)

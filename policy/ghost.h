@@ -43,11 +43,16 @@ void kvt_ghosts_done(struct kvt_ghosts *ghosts);
 /* KVT_GHOST_NONE: not remembered. */
 uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash);
 
+/* Asks the memory for what find, remember or forget of the key will read first. */
+void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash);
+
 /* The oldest of a list, KVT_GHOST_NONE when it is empty. */
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list);
 
 /* key_hash becomes the youngest of list, and leaves the place that it may have had. It had one, or there is room. */
 uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint32_t list);
+/* A remembered key becomes the youngest of list. */
+void kvt_ghosts_move(struct kvt_ghosts *ghosts, uint32_t ghost, uint32_t list);
 void kvt_ghosts_forget(struct kvt_ghosts *ghosts, uint32_t ghost);
 
 /* Tests only. */

@@ -25,6 +25,29 @@ enum kvt_policy_why {
     KVT_POLICY_DROPPED  /* its content ended (reset, released, lost); nothing may be remembered */
 };
 
+#define KVT_POLICY_UNKNOWN UINT32_MAX
+
+/* Whom the next use of a sequence waits for, once its answer is there. */
+enum kvt_policy_next {
+    KVT_POLICY_NEXT_UNKNOWN,
+    KVT_POLICY_NEXT_TOOL,   /* a program: it will be back soon */
+    KVT_POLICY_NEXT_PERSON, /* somebody who reads and thinks first */
+    KVT_POLICY_NEXT_NOBODY  /* the conversation is over */
+};
+
+/*
+ * What the caller knows of a use. Time enters here and nowhere else: policies have no clock. All of it is a guess that
+ * may be wrong, and costs hits then, never bytes.
+ */
+struct kvt_policy_hint {
+    uint32_t offset;           /* the block's place in its sequence, in blocks; KVT_POLICY_UNKNOWN */
+    uint32_t length;           /* blocks of the sequence; KVT_POLICY_UNKNOWN */
+    uint32_t found;            /* so many of its first blocks were there when it was looked up; KVT_POLICY_UNKNOWN */
+    uint32_t turn;             /* of its conversation, the first is 0; KVT_POLICY_UNKNOWN */
+    enum kvt_policy_next next; /* after this use */
+    uint64_t now_ms;           /* from any start, never going back; 0: there is no clock */
+};
+
 struct kvt_policy; /* each implementation's own struct */
 
 /* A slot is absent, held (pinned, moving: never a victim) or idle. */
@@ -48,6 +71,12 @@ struct kvt_policy_ops {
 
     /* Asks the memory for what the other calls will read of the slot; changes nothing. NULL: the policy does not say. */
     void (*prefetch)(const struct kvt_policy *policy, uint32_t slot);
+
+    /*
+     * What is known of the inserts and touches that follow, until the next hint; before the first one, nothing is. The
+     * hint is borrowed for the call. NULL: the policy does not ask.
+     */
+    void (*hint)(struct kvt_policy *policy, const struct kvt_policy_hint *hint);
 
     /* Walks everything and asserts; tests only. */
     void (*verify)(const struct kvt_policy *policy);

@@ -2,8 +2,10 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/residency.h"
 
 #define BATCH 32             /* fetches, write-backs, host victims in one round */
@@ -250,7 +252,7 @@ static void give_one_up(struct kvt_core *core, const struct kvt_parked *parked, 
 {
     const enum kvt_block_flag flag = is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED;
     const uint32_t tier = is_device ? KVT_TIER_DEVICE : KVT_TIER_HOST;
-    if (!is_at_rest(core)) return;
+    if (!is_at_rest(core) || KVT_PLANTED(NO_GIVE_UP)) return;
     for (uint32_t i = 0; i < parked->count; i++) {
         const uint32_t index = parked->blocks[i];
         const struct kvt_block *block = kvt_core_block(core, index);
@@ -334,6 +336,10 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
     while (block_at_cursor(core, sequence, &index)) {
         if (*budget == 0) return ADVANCE_BATCH;
         if (index == KVT_NO_BLOCK) {
+            sequence->fetch.index++;
+            continue;
+        }
+        if (!is_warming && kvt_layers_are_left(core, sequence, index)) {
             sequence->fetch.index++;
             continue;
         }

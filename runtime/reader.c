@@ -11,6 +11,8 @@
 #define NO_STEP UINT32_MAX
 #define RETRIES_MAX 2
 #define BATCH 32 /* beginnings of one reader in one call */
+#define FREE_SHARE_LOW (1024 / 4)
+#define LIFTS_MAX 16 /* records of one reader on their way through host memory at a time */
 
 static uint32_t index_of(const struct kvt_core *core, const struct kvt_reader *reader)
 {
@@ -207,7 +209,7 @@ static bool lift(struct kvt_core *core, struct kvt_reader_entry *entry)
 }
 
 /* Does for a wanted entry what can be done now. True when something was started. */
-static bool try_entry(struct kvt_core *core, struct kvt_reader *reader, uint64_t number)
+static bool try_entry(struct kvt_core *core, struct kvt_reader *reader, uint64_t number, bool may_lift)
 {
     struct kvt_reader_entry *entry = entry_at(reader, number);
     if (entry->block == KVT_NO_BLOCK) {
@@ -220,7 +222,7 @@ static bool try_entry(struct kvt_core *core, struct kvt_reader *reader, uint64_t
     const bool is_coming = kvt_copy_state(block, KVT_TIER_DEVICE) != KVT_COPY_EMPTY
         || kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY;
     if (is_coming) return false;
-    if (kvt_copy_is_resident(block, KVT_TIER_NVME)) return lift(core, entry);
+    if (kvt_copy_is_resident(block, KVT_TIER_NVME)) return may_lift && lift(core, entry);
     entry_step(entry, KVT_ENTRY_LOSE);
     core->counters.lost_blocks++;
     core->events++;
@@ -237,9 +239,11 @@ static void advance(struct kvt_core *core, struct kvt_reader *reader)
                                                                         .block = table->blocks[reader->started] };
         reader->started++;
     }
-    uint32_t begun = 0;
+    uint32_t begun = 0, lifts = 0;
     for (uint64_t i = reader->given; i < reader->started && begun < BATCH; i++) {
-        if (entry_at(reader, i)->state == KVT_ENTRY_WANTED) begun += try_entry(core, reader, i);
+        const struct kvt_reader_entry *entry = entry_at(reader, i);
+        if (entry->state == KVT_ENTRY_WANTED) begun += try_entry(core, reader, i, lifts < LIFTS_MAX);
+        lifts += entry->is_lifted && entry->state != KVT_ENTRY_LANDED && entry->state != KVT_ENTRY_DIRECT;
     }
 }
 
@@ -251,13 +255,16 @@ void kvt_readers_pump(struct kvt_core *core)
     }
 }
 
-/* Host memory is full: what was brought there for this pass alone makes room for what comes next. */
+/*
+ * Host memory is short: what was brought there for this pass alone makes room for what comes next. Were it left to the
+ * policy, each pass would push out what the next one needs first.
+ */
 static void drop_lifted(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const bool may_go = kvt_copy_is_resident(block, KVT_TIER_HOST) && block->readers[KVT_TIER_HOST] == 0
         && kvt_copy_is_resident(block, KVT_TIER_NVME) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
-    if (may_go && !kvt_host_pool_has_room(&core->host, block->host_length))
+    if (may_go && kvt_host_pool_free_share(&core->host) < FREE_SHARE_LOW)
         kvt_host_drop(core, index, KVT_POLICY_EVICTED);
 }
 
@@ -276,6 +283,30 @@ void kvt_reader_landed(struct kvt_core *core, uint32_t index, uint32_t pass, uin
         entry_step(entry, KVT_ENTRY_GIVE_UP);
         core->counters.lost_blocks++;
     }
+}
+
+static enum kvt_stall_cause stall_of(struct kvt_core *core, const struct kvt_reader_entry *entry)
+{
+    const struct kvt_block *block = kvt_core_block(core, entry->block);
+    if (entry->state == KVT_ENTRY_MOVING || kvt_copy_is_resident(block, KVT_TIER_HOST))
+        return core->codec_share > 0.5 ? KVT_STALL_CODEC : KVT_STALL_HOST_LINK;
+    if (kvt_copy_state(block, KVT_TIER_HOST) == KVT_COPY_FILLING)
+        return entry->is_lifted ? KVT_STALL_NVME_LINK : KVT_STALL_HOST_LINK;
+    if (kvt_copy_state(block, KVT_TIER_DEVICE) != KVT_COPY_EMPTY) return KVT_STALL_HOST_LINK;
+    return kvt_host_pool_has_room(&core->host, block->nvme_length) ? KVT_STALL_NVME_QUEUE : KVT_STALL_NO_SLOT;
+}
+
+enum kvt_stall_cause kvt_readers_stall(struct kvt_core *core, const struct kvt_sequence *sequence)
+{
+    for (uint32_t r = 0; r < KVT_READERS_MAX; r++) {
+        const struct kvt_reader *reader = &core->readers[r];
+        if (!reader->is_open || kvt_sequence_of(core, reader->seq) != sequence) continue;
+        for (uint64_t i = reader->given; i < reader->started; i++) {
+            const struct kvt_reader_entry *entry = entry_at(reader, i);
+            if (entry->state == KVT_ENTRY_WANTED || entry->state == KVT_ENTRY_MOVING) return stall_of(core, entry);
+        }
+    }
+    return KVT_STALL_OTHER;
 }
 
 /* ---- The calls --------------------------------------------------------------------------------------------------- */

@@ -93,6 +93,9 @@ KVT_NODISCARD enum kvt_status kvt_reader_pass(struct kvt_core *core, struct kvt_
 KVT_NODISCARD enum kvt_status kvt_reader_next_piece(struct kvt_core *core, struct kvt_reader *reader, uint32_t stream,
                                                     uint32_t *ret_chunks, uint32_t max, struct kvt_piece *ret_piece);
 
+/* What the next blocks of the sequence's passes wait for; KVT_STALL_OTHER: nothing. */
+enum kvt_stall_cause kvt_readers_stall(struct kvt_core *core, const struct kvt_sequence *sequence);
+
 /* A layer has landed in its place, or not. */
 void kvt_reader_landed(struct kvt_core *core, uint32_t reader, uint32_t pass, uint32_t entry, enum kvt_status status);
 

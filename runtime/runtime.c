@@ -18,6 +18,8 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/options.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
@@ -26,6 +28,7 @@
 
 #define COPY_STREAMS 2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
 #define DRAIN_SLICE_NS (10u * 1000u * 1000u)
+#define WAIT_SLICE_NS 20000 /* between two looks at a stream */
 
 /* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
@@ -144,6 +147,7 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
                                              .gpu = runtime->env.gpu,
                                              .codec = runtime->codec,
                                              .wake = wake,
+                                             .queue_depth = config->is_layered ? config->transfers_max : 0,
                                              .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s,
                                                              .link_latency_ns = config->link_hbm_latency_ns } };
     memcpy(device.pool_of_group, options->core.pool_of_group, sizeof device.pool_of_group);
@@ -182,8 +186,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     options->core.nvme = runtime->nvme;
     options->core.gpu = gpu;
     options->core.env = &runtime->env;
-    /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
+    /* Private records carry a name that no other process and no later run can ask for; a caller's own disk has no others. */
+    const bool is_own_world = runtime->is_modelled || runtime->env.block_io != NULL;
+    const uint64_t nonce[3] = { is_own_world ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
                                 runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
@@ -294,9 +299,11 @@ static bool drain(struct kvt_runtime *runtime)
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
-        if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
+        if (kvt_env_now_ns(&runtime->env) > deadline_ns) break;
     }
-    return true;
+    /* What a tier never took (a store that pauses on a full disk, say) is in nobody's hands. */
+    kvt_flow_cancel_waiting(core);
+    return core->transfers.in_flight == 0;
 }
 
 void kvt_close(struct kvt_runtime **runtime_pointer)
@@ -413,6 +420,18 @@ enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq)
     return end_call(runtime, kvt_sequence_idle(&runtime->core, sequence));
 }
 
+enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq, const struct kvt_seq_hint *hint)
+{
+    _Static_assert((int)KVT_NEXT_TOOL == (int)KVT_POLICY_NEXT_TOOL, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_PERSON == (int)KVT_POLICY_NEXT_PERSON, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_NOBODY == (int)KVT_POLICY_NEXT_NOBODY, "the core hands it on as it is");
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    if ((unsigned)hint->next > KVT_NEXT_NOBODY) return end_call(runtime, KVT_INVAL);
+    sequence->next_use = (uint8_t)hint->next;
+    sequence->turn = hint->turn;
+    return end_call(runtime, KVT_OK);
+}
+
 enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
@@ -450,7 +469,9 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
         const uint32_t block = is_state ? table->live : table->blocks[first + i];
         const bool is_pinned = block != KVT_NO_BLOCK && (is_state || first + i >= table->claimed_from);
-        ret_slots[i] = !is_pinned ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+        ret_slots[i] = is_pinned ? kvt_core_block(core, block)->device_slot : KVT_NO_SLOT;
+        /* A block that failed to land has no slot any more. Its sequence is lost, whatever the kernels read. */
+        if (is_pinned && ret_slots[i] == KVT_NO_SLOT && kvt_sequence_is_suspect(sequence)) ret_slots[i] = 0;
     }
     *ret_first = first;
     *ret_count = count;
@@ -503,6 +524,27 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
     enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
     return end_call(runtime, status);
+}
+
+enum kvt_status kvt_step_wait_layer(struct kvt_runtime *runtime, kvt_step step, uint32_t group, uint32_t layer,
+                                    kvt_stream stream)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    uint32_t number = 0;
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
+    if (status == KVT_OK) status = kvt_core_step_wait_layer(&runtime->core, step, group, layer, number);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_ready *ret_ready,
+                               uint64_t *ret_lost_from)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    (void)kvt_runtime_pump(runtime);
+    *ret_ready = kvt_layers_settle(&runtime->core, sequence);
+    *ret_lost_from = sequence->lost_from;
+    return end_call(runtime, KVT_OK);
 }
 
 enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)
@@ -648,12 +690,42 @@ enum kvt_status kvt_device_write(struct kvt_runtime *runtime, kvt_stream stream,
     return copy_part(runtime, stream, group, slot, offset, (void *)(uintptr_t)host, size_bytes, false);
 }
 
-void kvt_device_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
+bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK) return;
+    if (kvt_runtime_is_child(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK) return false;
     struct kvt_gpu *gpu = runtime->core.gpu;
-    gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
+    const kvt_mark mark = gpu->ops->mark(gpu, number);
+    if (runtime->env.is_single_threaded) gpu->ops->synchronize(gpu, mark);
+    const uint64_t start_ns = kvt_env_default().now_ns(NULL);
+    while (!gpu->ops->is_reached(gpu, mark)) {
+        if (kvt_env_default().now_ns(NULL) - start_ns >= timeout_ns) return false;
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = WAIT_SLICE_NS }, NULL);
+    }
+    return true;
+}
+
+void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    void *memory = kvt_table_map(size_bytes);
+    if (memory && !gpu->ops->host_pin(gpu, memory, size_bytes))
+        kvt_log(&runtime->env, KVT_LOG_WARN, "%zu bytes of host memory could not be pinned: copies of them take longer",
+                size_bytes);
+    return memory;
+}
+
+void kvt_host_free(struct kvt_runtime *runtime, void *memory, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    if (!memory) return;
+    if (gpu->ops->host_is_pinned(gpu, memory)) gpu->ops->host_unpin(gpu, memory, size_bytes);
+    kvt_table_unmap(memory, size_bytes);
+}
+
+bool kvt_device_is_lost(struct kvt_runtime *runtime)
+{
+    return runtime->core.gpu->ops->is_lost(runtime->core.gpu);
 }
 
 struct launch {
@@ -685,5 +757,9 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
-    if (!kvt_runtime_is_child(runtime) && is_emulated(runtime)) kvt_device_synchronize(runtime, stream);
+    uint32_t number;
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK)
+        return;
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));
 }

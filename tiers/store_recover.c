@@ -14,6 +14,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/base/rng.h"
 #include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
@@ -209,6 +210,7 @@ static void set_geometry(struct kvt_store *store, uint64_t segment_bytes)
 {
     store->segment_bytes = segment_bytes;
     store->segments_max = kvt_store_segments_that_fit(kvt_store_usable_bytes(store), segment_bytes);
+    if (KVT_PLANTED(NO_CAP)) store->segments_max++;
     store->entries_max = kvt_store_segment_entries(segment_bytes);
 }
 

@@ -76,6 +76,12 @@ static uint32_t blocks_of(const struct kvt_sim_capacity *capacity, uint32_t tier
     return kvt_max_u32(1, (uint32_t)((uint64_t)block_count * capacity->percent_e2 / 10000));
 }
 
+static uint32_t warmup_of(const struct kvt_sim_options *options, uint32_t request_count)
+{
+    if (options->warmup_percent_e2 == 0) return options->warmup_requests;
+    return (uint32_t)((uint64_t)request_count * options->warmup_percent_e2 / 10000);
+}
+
 static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t admission, uint32_t capacity)
 {
     const struct kvt_sim_options *options = sim->options;
@@ -88,6 +94,7 @@ static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t a
         .mode = options->mode,
         .order = options->order,
         .tier_count = c->tier_count,
+        .warmup_requests = warmup_of(options, sim->traces[trace].accesses.request_count),
         .repeat = options->repeat,
         .seed = options->workload.seed,
     };

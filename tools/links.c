@@ -182,12 +182,15 @@ static void read_disk(struct reader *reader, struct json_object *disk, struct kv
 
 static void read_root(struct reader *reader, struct json_object *root, struct kvt_links *links)
 {
-    double format = 0;
+    static const char rule[] = "1, in a file that kvtier bench --calibrate wrote";
+    struct json_object *format = NULL;
     if (!json_object_is_type(root, json_type_object)) {
         refuse(reader, "", "it", root, "one JSON object, as kvtier bench --calibrate writes it");
         return;
     }
-    read_number(reader, root, "", "kvtier_links", FORMAT, FORMAT, &format);
+    if (!json_object_object_get_ex(root, "kvtier_links", &format) || !json_object_is_type(format, json_type_int)
+        || json_object_get_int64(format) != FORMAT)
+        refuse(reader, "", "kvtier_links", format, rule);
     struct json_object *device = object_of(reader, root, "device", false), *name = NULL;
     if (device && json_object_object_get_ex(device, "name", &name))
         (void)snprintf(links->device, sizeof links->device, "%s", json_object_get_string(name));

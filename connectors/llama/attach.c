@@ -16,6 +16,7 @@ enum {
     WHOLE_PART_BYTES = 1 << 20
 };
 #define BLOCK_BYTES_WANTED (4 * KVT_MIB)
+#define RING_TRIAL_BYTES_MAX (256 * KVT_MIB)
 
 /* ---- The probe ------------------------------------------------------------------------------------------------------- */
 
@@ -50,24 +51,26 @@ static bool evaluate_probe(struct kvt_llama *llama, int32_t seq, uint32_t count,
 /* Takes the probe's state apart, through the packed form, and writes it again into target. */
 static bool rebuild(struct kvt_llama *llama, const struct kvt_llama_state_view *view, uint32_t count, uint8_t *target)
 {
-    uint32_t cells[KVT_LLAMA_CACHES_MAX] = { 0 };
-    const int32_t first[KVT_LLAMA_CACHES_MAX] = { 0 };
+    struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX] = { 0 };
     struct kvt_llama_state_view made;
     for (uint32_t c = 0; c < llama->layout.cache_count; c++) {
-        cells[c] = view->caches[c].cells;
-        if (cells[c] != count) return false;
+        spans[c].cells = view->caches[c].cells;
+        if (spans[c].cells != count) return false;
     }
-    kvt_llama_state_write(&llama->layout, view->seq, cells, first, target, &made);
+    kvt_llama_state_write(&llama->layout, view->seq, spans, target, &made);
     for (uint32_t c = 0; c < llama->layout.cache_count; c++) {
         if (llama->layout.caches[c].plane_count == 0) continue;
         const uint32_t step = kvt_min_u32(PROBE_PIECE, llama->block_tokens);
         for (uint32_t at = 0; at < count; at += step) {
-            struct kvt_llama_rows rows = { .layout = &llama->layout.caches[c], .view = &view->caches[c], .cell_first = at };
+            struct kvt_llama_rows rows = { .layout = &llama->layout.caches[c],
+                                           .view = &view->caches[c],
+                                           .cell_first = at };
             rows.count = rows.buffer_cells = kvt_min_u32(step, count - at);
             kvt_llama_rows_gather(&rows, llama->staging, llama->blocks.raw);
             const uint32_t length = kvt_llama_blocks_pack(&llama->blocks, c, 0, rows.count, llama->record);
             memset(llama->blocks.raw, 0xa5, llama->blocks.raw_bytes);
-            if (kvt_llama_blocks_unpack(&llama->blocks, c, 0, rows.count, llama->record, length) != KVT_OK) return false;
+            if (kvt_llama_blocks_unpack(&llama->blocks, c, 0, rows.count, llama->record, length) != KVT_OK)
+                return false;
             rows.view = &made.caches[c];
             kvt_llama_rows_scatter(&rows, llama->blocks.raw, target);
         }
@@ -90,6 +93,54 @@ static bool check_rebuilt(struct kvt_llama *llama, int32_t seq, size_t size, uin
     is_same = is_same && again == size && memcmp(rebuilt, llama->staging, size) == 0;
     kvt_table_unmap(rebuilt, size);
     return is_same;
+}
+
+/* ---- The ring -------------------------------------------------------------------------------------------------------- */
+
+static void stay_silent(int level, const char *text, void *user)
+{
+    (void)level;
+    (void)text;
+    (void)user;
+}
+
+/* Whether the window layers' cache has so many cells for one sequence. The engine says so on its log when it has not. */
+static bool has_window_cells(struct kvt_llama *llama, int32_t seq, uint32_t cells)
+{
+    struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX] = { 0 };
+    struct kvt_llama_state_view view;
+    spans[KVT_LLAMA_WINDOW].cells = cells;
+    const size_t size = kvt_llama_state_bytes(&llama->layout, spans);
+    uint8_t *state = size > 0 && size <= RING_TRIAL_BYTES_MAX ? kvt_table_map(size) : NULL;
+    if (!state) return false;
+    kvt_llama_engine_log log;
+    void *user;
+    kvt_llama_empty_seq(llama, seq);
+    kvt_llama_state_write(&llama->layout, seq, spans, state, &view);
+    llama->engine.log_get(&log, &user);
+    llama->engine.log_set(stay_silent, NULL);
+    const bool is_taken = llama->engine.state_seq_set_data_ext(llama->ctx, state, size, seq, 0) == size;
+    llama->engine.log_set(log, user);
+    kvt_llama_empty_seq(llama, seq);
+    kvt_table_unmap(state, size);
+    return is_taken;
+}
+
+/*
+ * How many cells a sequence has in the window layers' cache: with a cache of its own, the window and a batch, in steps of 256, or as
+ * many as in the full layers' (swa_full). Where that is not as it was, restored sequences are exact all the same; their
+ * cells lie elsewhere.
+ */
+static void learn_ring(struct kvt_llama *llama, int32_t seq)
+{
+    const bool is_shared = llama->layout.caches[KVT_LLAMA_FULL].streams == 1 && llama->seq_count > 1;
+    if (llama->window_tokens == 0 || is_shared) return;
+    const uint32_t all = llama->engine.n_ctx(llama->ctx) / llama->seq_count;
+    const uint32_t few = (uint32_t)kvt_align_up((uint64_t)llama->window_tokens + llama->engine.n_ubatch(llama->ctx),
+                                                256);
+    if (few >= all) llama->ring_tokens = all;
+    else if (llama->engine.log_get && llama->engine.log_set)
+        llama->ring_tokens = has_window_cells(llama, seq, few + 1) ? all : few;
 }
 
 /* ---- What is learned ------------------------------------------------------------------------------------------------- */
@@ -254,7 +305,8 @@ static enum kvt_status learn_from(struct kvt_llama *llama, const struct kvt_llam
     size_t size = 0;
     const enum kvt_status status = kvt_llama_read_state(llama, seq, &size);
     if (status != KVT_OK || size < KVT_LLAMA_STATE_HEADER_BYTES) {
-        (void)snprintf(ret_error, error_bytes, "the state of a sequence is %zu bytes: a context with a cache is needed", size);
+        (void)snprintf(ret_error, error_bytes, "the state of a sequence is %zu bytes: a context with a cache is needed",
+                       size);
         return status == KVT_NOMEM ? KVT_NOMEM : KVT_UNSUPPORTED;
     }
     const char *why = why_whole(llama, config, size);
@@ -266,7 +318,9 @@ static enum kvt_status learn_from(struct kvt_llama *llama, const struct kvt_llam
         if (why) KVT_TRY(kvt_llama_read_state(llama, seq, &size));
     }
     if (why) KVT_TRY(set_whole(llama, config, why));
-    return make_space(llama, config, digest_probe(llama, size));
+    KVT_TRY(make_space(llama, config, digest_probe(llama, size)));
+    if (!why) learn_ring(llama, seq);
+    return KVT_OK;
 }
 
 enum kvt_status kvt_llama_learn(struct kvt_llama *llama, const struct kvt_llama_config *config, char *ret_error,
@@ -276,20 +330,24 @@ enum kvt_status kvt_llama_learn(struct kvt_llama *llama, const struct kvt_llama_
     const int32_t vocabulary = engine->vocab_n_tokens(engine->model_get_vocab(engine->get_model(llama->ctx)));
     const uint32_t room = engine->n_ctx(llama->ctx) / llama->seq_count;
     const uint32_t batch = kvt_min_u32(engine->n_batch(llama->ctx), engine->n_ubatch(llama->ctx));
-    const uint32_t count = kvt_min_u32(PROBE_TOKENS, kvt_min_u32(room, batch));
+    const int32_t window = engine->model_n_swa(engine->get_model(llama->ctx));
+    uint32_t count = kvt_min_u32(PROBE_TOKENS, kvt_min_u32(room, batch));
+    if (window > 0) count = kvt_min_u32(count, (uint32_t)window); /* all of it is in every group */
     const int32_t seq = free_seq(llama);
     if (seq < 0) {
-        (void)snprintf(ret_error, error_bytes, "all %u sequences are in use: attach before the first decode", llama->seq_count);
+        (void)snprintf(ret_error, error_bytes, "all %u sequences are in use: attach before the first decode",
+                       llama->seq_count);
         return KVT_INVAL;
     }
     if (vocabulary < 1 || count < 1) {
-        (void)snprintf(ret_error, error_bytes, "a context of %u tokens, a vocabulary of %" PRId32 ": it cannot be tried",
-                       room, vocabulary);
+        (void)snprintf(ret_error, error_bytes,
+                       "a context of %u tokens, a vocabulary of %" PRId32 ": it cannot be tried", room, vocabulary);
         return KVT_UNSUPPORTED;
     }
     if (!evaluate_probe(llama, seq, count, (uint32_t)vocabulary)) {
         kvt_llama_empty_seq(llama, seq);
-        (void)snprintf(ret_error, error_bytes, "llama_decode of %u tokens failed: a context that decodes is needed", count);
+        (void)snprintf(ret_error, error_bytes, "llama_decode of %u tokens failed: a context that decodes is needed",
+                       count);
         return KVT_UNSUPPORTED;
     }
     const enum kvt_status status = learn_from(llama, config, seq, count, ret_error, error_bytes);

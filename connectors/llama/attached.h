@@ -34,7 +34,7 @@ struct kvt_llama_piece {
 /* A prefix that can be restored: the longest one, or none. */
 struct kvt_llama_plan {
     uint64_t tokens; /* 0: none */
-    uint64_t first[KVT_LLAMA_CACHES_MAX];
+    struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX];
     struct kvt_llama_piece *pieces;
     uint32_t count, capacity;
 };
@@ -58,6 +58,7 @@ struct kvt_llama {
     struct kvt_key space;
     struct kvt_key_root root;
     uint32_t block_tokens, window_tokens; /* window: 0 without window layers */
+    uint32_t ring_tokens; /* cells of one sequence in the window layers' cache; 0: not known, or shared by sequences */
     bool is_whole;
 
     struct kvt_llama_seq *seqs;
@@ -72,7 +73,8 @@ struct kvt_llama {
 
     struct kvt_key *chain; /* chain[k]: of the first k blocks of the tokens at hand */
     uint64_t chain_capacity;
-    uint8_t *known; /* of each cache and block: 0 not asked yet, 1 there, 2 not there */
+    uint8_t *known;  /* of each cache and block: 0 not asked yet, 1 there, 2 not there */
+    uint16_t *tails; /* of each cache and block: its longest tail, when it was looked for; UINT16_MAX: it was not */
     uint64_t known_capacity;
     struct kvt_llama_plan plan;
     uint32_t tables_known; /* of the codec: saved, and packed with */
@@ -88,7 +90,8 @@ enum kvt_llama_record_kind { KVT_LLAMA_RECORD_BLOCK, KVT_LLAMA_RECORD_WHOLE, KVT
 KVT_NODISCARD enum kvt_status kvt_llama_chain(struct kvt_llama *llama, const int32_t *tokens, uint64_t count);
 
 /* The chain's end after block `block` with its first `tokens` tokens; the chain is filled up to that block. */
-struct kvt_key kvt_llama_chain_end(const struct kvt_llama *llama, const int32_t *tokens, uint64_t block, uint32_t count);
+struct kvt_key kvt_llama_chain_end(const struct kvt_llama *llama, const int32_t *tokens, uint64_t block,
+                                   uint32_t count);
 
 /* A block's record: cache, and its first token in its block; a whole state's: 0 and the number of the part. */
 struct kvt_key kvt_llama_record_key(enum kvt_llama_record_kind kind, uint32_t cache, uint32_t from, struct kvt_key end);
@@ -105,8 +108,7 @@ KVT_NODISCARD enum kvt_status kvt_llama_plan_add(struct kvt_llama_plan *plan, co
 KVT_NODISCARD enum kvt_status kvt_llama_save_blocks(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                     uint64_t count, const struct kvt_llama_state_view *view);
 KVT_NODISCARD enum kvt_status kvt_llama_restore_blocks(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
-                                                       uint64_t count, uint64_t tokens_max,
-                                                       uint64_t *ret_tokens);
+                                                       uint64_t count, uint64_t tokens_max, uint64_t *ret_tokens);
 KVT_NODISCARD enum kvt_status kvt_llama_save_whole(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                    uint64_t count, size_t size);
 KVT_NODISCARD enum kvt_status kvt_llama_restore_whole(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,

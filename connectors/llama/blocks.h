@@ -23,11 +23,11 @@
 
 struct kvt_codec;
 
-enum { KVT_LLAMA_BLOCK_HEADER_BYTES = 16, KVT_LLAMA_SECTIONS_MAX = 2 };
+enum { KVT_LLAMA_BLOCK_HEADER_BYTES = 16, KVT_LLAMA_SECTIONS_MAX = 2, KVT_LLAMA_BLOCK_TOKENS_MAX = 1024 };
 
 /* Planes with rows of one kind, which the codec packs together. */
 struct kvt_llama_section {
-    uint32_t codec_group; /* UINT32_MAX: never packed */
+    uint32_t codec_group;                          /* UINT32_MAX: never packed */
     uint32_t plane_first, layers, planes_of_layer; /* 2: K and V; their planes are `layers` apart */
     uint64_t token_bytes;
 };

@@ -6,11 +6,19 @@
 
 #include "runtime/base/bytes.h"
 
-#define FUNCTION(member) { "llama_" #member, offsetof(struct kvt_llama_engine, member) }
+#define FUNCTION(member)                                                   \
+    {                                                                      \
+        "llama_" #member, offsetof(struct kvt_llama_engine, member), false \
+    }
+#define OPTIONAL(member)                                                  \
+    {                                                                     \
+        "llama_" #member, offsetof(struct kvt_llama_engine, member), true \
+    }
 
 static const struct {
     const char *name;
     size_t offset;
+    bool is_optional;
 } functions[] = {
     FUNCTION(get_model),
     FUNCTION(get_memory),
@@ -39,6 +47,8 @@ static const struct {
     FUNCTION(state_seq_get_data_ext),
     FUNCTION(state_seq_set_data_ext),
     FUNCTION(decode),
+    OPTIONAL(log_get),
+    OPTIONAL(log_set),
 };
 
 enum kvt_status kvt_llama_engine_resolve(const struct kvt_llama_config *config, struct kvt_llama_engine *ret_engine,
@@ -49,14 +59,14 @@ enum kvt_status kvt_llama_engine_resolve(const struct kvt_llama_config *config, 
     if (!config->library && config->library_path) {
         from = engine.library = dlopen(config->library_path, RTLD_NOW | RTLD_LOCAL);
         if (!from) {
-            (void)snprintf(ret_error, error_bytes, "library_path is %s: it could not be loaded: %s", config->library_path,
-                           dlerror());
+            (void)snprintf(ret_error, error_bytes, "library_path is %s: it could not be loaded: %s",
+                           config->library_path, dlerror());
             return KVT_UNSUPPORTED;
         }
     }
     for (size_t i = 0; i < KVT_ARRAY_COUNT(functions); i++) {
         void *function = dlsym(from, functions[i].name);
-        if (!function) {
+        if (!function && !functions[i].is_optional) {
             (void)snprintf(ret_error, error_bytes, "%s is not in %s: llama.cpp has to be loaded, with this function",
                            functions[i].name, from == RTLD_DEFAULT ? "this process" : "the library");
             kvt_llama_engine_done(&engine);

@@ -32,6 +32,9 @@ struct kvt_llama_batch {
     int8_t *logits;
 };
 
+/* Its first parameter is an enum of theirs. */
+typedef void (*kvt_llama_engine_log)(int level, const char *text, void *user);
+
 struct kvt_llama_engine {
     void *library; /* opened here, closed here; NULL: the caller's, or the process itself */
 
@@ -59,10 +62,15 @@ struct kvt_llama_engine {
     int32_t (*memory_seq_pos_min)(struct llama_memory_i *memory, int32_t seq);
     int32_t (*memory_seq_pos_max)(struct llama_memory_i *memory, int32_t seq);
     size_t (*state_seq_get_size_ext)(struct llama_context *ctx, int32_t seq, uint32_t flags);
-    size_t (*state_seq_get_data_ext)(struct llama_context *ctx, uint8_t *target, size_t size, int32_t seq, uint32_t flags);
+    size_t (*state_seq_get_data_ext)(struct llama_context *ctx, uint8_t *target, size_t size, int32_t seq,
+                                     uint32_t flags);
     size_t (*state_seq_set_data_ext)(struct llama_context *ctx, const uint8_t *source, size_t size, int32_t seq,
                                      uint32_t flags);
     int32_t (*decode)(struct llama_context *ctx, struct kvt_llama_batch batch);
+
+    /* NULL where there is none. */
+    void (*log_get)(kvt_llama_engine_log *ret_log, void **ret_user);
+    void (*log_set)(kvt_llama_engine_log log, void *user);
 };
 
 /*

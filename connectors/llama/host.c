@@ -140,14 +140,10 @@ static void link_newest(struct kvt_llama_host *host, uint32_t i)
 static void unlink_use(struct kvt_llama_host *host, uint32_t i)
 {
     const struct node *node = &host->nodes[i];
-    if (node->older != NONE)
-        host->nodes[node->older].newer = node->newer;
-    else
-        host->oldest = node->newer;
-    if (node->newer != NONE)
-        host->nodes[node->newer].older = node->older;
-    else
-        host->newest = node->older;
+    if (node->older != NONE) host->nodes[node->older].newer = node->newer;
+    else host->oldest = node->newer;
+    if (node->newer != NONE) host->nodes[node->newer].older = node->older;
+    else host->newest = node->older;
 }
 
 void kvt_llama_host_touch(struct kvt_llama_host *host, uint32_t entry)
@@ -203,10 +199,9 @@ static bool cut_free(struct kvt_llama_host *host, uint32_t i, uint64_t bytes)
     if (node->bytes == bytes) return true;
     const uint32_t rest = take_node(host);
     if (rest == NONE) return false;
-    host->nodes[rest] = (struct node){ .offset = node->offset + bytes,
-                                       .bytes = node->bytes - bytes,
-                                       .before = i,
-                                       .after = node->after };
+    host->nodes[rest] = (struct node){
+        .offset = node->offset + bytes, .bytes = node->bytes - bytes, .before = i, .after = node->after
+    };
     if (node->after != NONE) host->nodes[node->after].before = rest;
     node->after = rest;
     node->bytes = bytes;

@@ -27,7 +27,8 @@ struct kvt_key kvt_llama_chain_end(const struct kvt_llama *llama, const int32_t 
 {
     KVT_ASSERT(block < llama->chain_capacity);
     KVT_ASSERT(count > 0 && count <= llama->block_tokens);
-    return kvt_key_chain(&llama->root, llama->chain[block], (const uint32_t *)tokens + block * llama->block_tokens, count);
+    return kvt_key_chain(&llama->root, llama->chain[block], (const uint32_t *)tokens + block * llama->block_tokens,
+                         count);
 }
 
 struct kvt_key kvt_llama_record_key(enum kvt_llama_record_kind kind, uint32_t cache, uint32_t from, struct kvt_key end)

@@ -10,7 +10,7 @@
 #include "runtime/base/mem.h"
 
 #define STAGING_KEPT_BYTES (32 * KVT_MIB)
-enum { BLOCK_TOKENS_MIN = 4, BLOCK_TOKENS_MAX = 1024 };
+enum { BLOCK_TOKENS_MIN = 4 };
 
 struct kvt_llama_config kvt_llama_config_default(void)
 {
@@ -113,7 +113,7 @@ static enum kvt_status check_config(const struct kvt_llama_config *config, char 
     if (!config->path && config->nvme_bytes > 0)
         return refuse(ret_error, error_bytes, "nvme_bytes", config->nvme_bytes, "0 without a path");
     if (config->block_tokens != 0
-        && (config->block_tokens < BLOCK_TOKENS_MIN || config->block_tokens > BLOCK_TOKENS_MAX))
+        && (config->block_tokens < BLOCK_TOKENS_MIN || config->block_tokens > KVT_LLAMA_BLOCK_TOKENS_MAX))
         return refuse(ret_error, error_bytes, "block_tokens", config->block_tokens, "4 to 1024, or 0");
     return KVT_OK;
 }
@@ -137,6 +137,7 @@ static void fill_facts(struct kvt_llama *llama)
     struct kvt_llama_stats *stats = &llama->stats;
     stats->is_whole = llama->is_whole;
     stats->window_tokens = llama->window_tokens;
+    stats->ring_tokens = llama->ring_tokens;
     stats->block_tokens = llama->block_tokens;
     if (llama->is_whole) return;
     stats->is_transposed = llama->layout.caches[KVT_LLAMA_FULL].is_transposed;
@@ -208,6 +209,7 @@ void kvt_llama_detach(struct kvt_llama **llama)
     kvt_free(l->cell_of);
     kvt_free(l->chain);
     kvt_free(l->known);
+    kvt_free(l->tails);
     kvt_free(l->plan.pieces);
     kvt_free(l->seqs);
     kvt_llama_engine_done(&l->engine);
@@ -248,10 +250,8 @@ enum kvt_status kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const in
     llama->stats.asked_tokens += count;
     kvt_llama_empty_seq(llama, seq);
     enum kvt_status status = KVT_OK;
-    if (tokens_max > 0 && llama->is_whole)
-        status = kvt_llama_restore_whole(llama, seq, tokens, tokens_max, &restored);
-    else if (tokens_max > 0)
-        status = kvt_llama_restore_blocks(llama, seq, tokens, count, tokens_max, &restored);
+    if (tokens_max > 0 && llama->is_whole) status = kvt_llama_restore_whole(llama, seq, tokens, tokens_max, &restored);
+    else if (tokens_max > 0) status = kvt_llama_restore_blocks(llama, seq, tokens, count, tokens_max, &restored);
     kvt_llama_staging_trim(llama);
     llama->stats.restore_ns += kvt_env_now_ns(&llama->env) - start_ns;
     KVT_TRY(status);
@@ -293,8 +293,10 @@ enum kvt_status kvt_llama_save(struct kvt_llama *llama, int32_t seq, const int32
     llama->stats.save_ns += kvt_env_now_ns(&llama->env) - start_ns;
     if (status == KVT_INVAL) {
         llama->stats.refused_saves++;
-        kvt_log(&llama->env, KVT_LOG_WARN, "sequence %" PRId32 " is not kept: it does not hold %" PRIu64
-                " tokens from position 0 on, or was shifted", seq, count);
+        kvt_log(&llama->env, KVT_LOG_WARN,
+                "sequence %" PRId32 " is not kept: it does not hold %" PRIu64
+                " tokens from position 0 on, or was shifted",
+                seq, count);
     }
     if (status == KVT_OK || status == KVT_FULL)
         *ret_tokens = status == KVT_OK ? count : longest(llama, tokens, count, count);
@@ -365,6 +367,7 @@ void kvt_llama_stats(struct kvt_llama *llama, struct kvt_llama_stats *ret_stats)
     ret_stats->dropped_blocks = vault.dropped;
     ret_stats->damaged_blocks = vault.damaged;
     if (!vault.has_store) return;
+    ret_stats->damaged_blocks += vault.store.recovered_bad; /* found at open */
     ret_stats->written_bytes = vault.store.written_bytes;
     ret_stats->nvme_allocated_bytes = vault.store.allocated_bytes;
     ret_stats->nvme_capacity = vault.store.capacity_bytes;

@@ -16,10 +16,8 @@ enum { NOT_ASKED, THERE, NOT_THERE };
 struct search {
     struct kvt_llama *llama;
     const int32_t *tokens;
-    uint64_t count;                          /* of the prompt */
-    uint64_t blocks;                         /* whole ones in it */
-    uint64_t tail_block;                     /* of which tails are known */
-    uint32_t tail_max[KVT_LLAMA_CACHES_MAX]; /* the longest tail there is of it, 0: none */
+    uint64_t count;  /* of the prompt */
+    uint64_t blocks; /* whole ones in it */
 };
 
 enum kvt_status kvt_llama_plan_add(struct kvt_llama_plan *plan, const struct kvt_llama_piece *piece)
@@ -61,17 +59,16 @@ static bool try_record(struct search *s, uint32_t c, uint64_t k, uint32_t from, 
     return kvt_llama_vault_has(s->llama->vault, piece->key);
 }
 
-static void know_tails(struct search *s, uint64_t k)
+/* The longest tail there is of a block that is not there as a whole; 0: none. Looked for once. */
+static uint32_t longest_tail(struct search *s, uint32_t c, uint64_t k)
 {
-    if (s->tail_block == k) return;
-    s->tail_block = k;
-    const uint32_t end_max = (uint32_t)kvt_min_u64(s->llama->block_tokens - 1, s->count - k * s->llama->block_tokens);
-    for (uint32_t c = 0; c < s->llama->layout.cache_count; c++) {
-        struct kvt_llama_piece piece;
-        uint32_t end = has_whole_block(s, c, k) ? 0 : end_max;
-        while (end > 0 && !try_record(s, c, k, 0, end, &piece)) end--;
-        s->tail_max[c] = end;
-    }
+    uint16_t *tail = &s->llama->tails[c * (s->blocks + 1) + k];
+    if (*tail != UINT16_MAX) return *tail;
+    struct kvt_llama_piece piece;
+    uint32_t end = (uint32_t)kvt_min_u64(s->llama->block_tokens - 1, s->count - k * s->llama->block_tokens);
+    while (end > 0 && !try_record(s, c, k, 0, end, &piece)) end--;
+    *tail = (uint16_t)end;
+    return end;
 }
 
 /* A record of block k, of cache c, that has its tokens [from, end). */
@@ -82,8 +79,8 @@ static bool covers(struct search *s, uint32_t c, uint64_t k, uint32_t from, uint
     piece->block_first = k * size;
     if (has_whole_block(s, c, k)) return is_needed(s->llama, c) ? try_record(s, c, k, 0, size, piece) : true;
     if (!is_needed(s->llama, c)) return true;
-    know_tails(s, k);
-    if (s->tail_max[c] >= end) return try_record(s, c, k, 0, s->tail_max[c], piece);
+    const uint32_t tail = longest_tail(s, c, k);
+    if (tail >= end) return try_record(s, c, k, 0, tail, piece);
     if (from == 0) return false;
     /* Saved when its first tokens had left the window already: the engine keeps one more than the next token needs. */
     const uint32_t end_max = (uint32_t)kvt_min_u64(size, s->count - k * size);
@@ -101,33 +98,66 @@ static enum kvt_status use(struct search *s, struct kvt_llama_piece *piece, uint
     return kvt_llama_plan_add(&s->llama->plan, piece);
 }
 
-/* All that the window layers need to go on at `length`. */
+/* Window tokens [first, end), of records of the window group. False in *ret_is_there: not all of them are. */
+static enum kvt_status plan_span(struct search *s, uint64_t first, uint64_t end, bool *ret_is_there)
+{
+    const uint64_t size = s->llama->block_tokens;
+    struct kvt_llama_piece piece = { 0 };
+    *ret_is_there = false;
+    for (uint64_t k = first / size; k * size < end; k++) {
+        const uint64_t block = k * size, use_first = kvt_max_u64(block, first),
+                       use_end = kvt_min_u64(block + size, end);
+        if (!covers(s, KVT_LLAMA_WINDOW, k, (uint32_t)(use_first - block), (uint32_t)(use_end - block), &piece))
+            return KVT_OK;
+        KVT_TRY(use(s, &piece, use_first, use_end));
+    }
+    *ret_is_there = true;
+    return KVT_OK;
+}
+
+/*
+ * The first position with which a sequence of `length` tokens lies in the ring as if it had never left it: position p in cell
+ * p mod ring, and the next one behind the last. Sums depend on the order of cells in their last bits. When the window lies
+ * across the end of the ring all cells are wanted: with a gap the engine would go on there.
+ */
+static uint64_t ring_first(const struct kvt_llama *llama, uint64_t length)
+{
+    const uint64_t ring = llama->ring_tokens, cell = length % ring;
+    if (length <= ring) return 0;
+    return cell >= llama->window_tokens ? length - cell : length - ring;
+}
+
+static struct kvt_llama_span span_of(const struct kvt_llama *llama, uint64_t first, uint64_t length, bool is_ring)
+{
+    struct kvt_llama_span span = { .cells = (uint32_t)(length - first), .first = (int32_t)first };
+    if (is_ring) span.rotation = (uint32_t)(first % llama->ring_tokens);
+    return span;
+}
+
+/*
+ * All that the window layers need to go on at `length`: the tokens that the next one attends to, and, where they
+ * are kept, those before them that it takes to lie as in a sequence that never left, or the one that the engine itself would write.
+ */
 static enum kvt_status plan_window(struct search *s, uint64_t length, bool *ret_is_there)
 {
     struct kvt_llama *llama = s->llama;
-    const uint64_t size = llama->block_tokens, window = llama->window_tokens;
-    const uint64_t first = length + 1 > window ? length + 1 - window : 0;
-    const uint64_t kept = length > window ? length - window : 0; /* what the engine itself would write */
-    const uint64_t last_block = (length - 1) / size;
-    struct kvt_llama_piece piece = { 0 };
+    const uint64_t window = llama->window_tokens;
+    const uint64_t needed = length + 1 > window ? length + 1 - window : 0;
+    const uint64_t kept = length > window ? length - window : 0;
+    const uint32_t before = llama->plan.count;
+    uint64_t first = llama->ring_tokens > 0 ? ring_first(llama, length) : needed;
+    bool is_ring = first < needed;
     *ret_is_there = false;
-    llama->plan.first[KVT_LLAMA_WINDOW] = first;
-    for (uint64_t k = first / size; k <= last_block; k++) {
-        const uint64_t block = k * size;
-        const uint32_t from = first > block ? (uint32_t)(first - block) : 0;
-        const uint32_t end = (uint32_t)kvt_min_u64(size, length - block);
-        if (!covers(s, KVT_LLAMA_WINDOW, k, from, end, &piece)) return KVT_OK;
-        uint64_t use_first = kvt_max_u64(block, first);
-        if (k == first / size && is_needed(llama, KVT_LLAMA_WINDOW) && block + piece.from <= kept && kept < use_first)
-            llama->plan.first[KVT_LLAMA_WINDOW] = use_first = kept;
-        KVT_TRY(use(s, &piece, use_first, block + end));
+    if (is_ring) {
+        KVT_TRY(plan_span(s, first, length, ret_is_there));
+        is_ring = *ret_is_there;
     }
-    if (llama->plan.first[KVT_LLAMA_WINDOW] > kept && first % size == 0 && first > 0
-        && covers(s, KVT_LLAMA_WINDOW, first / size - 1, (uint32_t)size - 1, (uint32_t)size, &piece)) {
-        KVT_TRY(use(s, &piece, kept, first));
-        llama->plan.first[KVT_LLAMA_WINDOW] = kept;
+    for (first = is_ring ? first : kept; !*ret_is_there && first <= needed; first++) {
+        llama->plan.count = before;
+        KVT_TRY(plan_span(s, first, length, ret_is_there));
+        if (*ret_is_there) break;
     }
-    *ret_is_there = true;
+    llama->plan.spans[KVT_LLAMA_WINDOW] = span_of(llama, first, length, is_ring);
     return KVT_OK;
 }
 
@@ -137,7 +167,7 @@ static enum kvt_status plan_full(struct search *s, uint64_t length, bool *ret_is
     const uint64_t size = s->llama->block_tokens, last_block = (length - 1) / size;
     struct kvt_llama_piece piece = { 0 };
     *ret_is_there = false;
-    s->llama->plan.first[KVT_LLAMA_FULL] = 0;
+    s->llama->plan.spans[KVT_LLAMA_FULL] = span_of(s->llama, 0, length, false);
     if (!covers(s, KVT_LLAMA_FULL, last_block, 0, (uint32_t)(length - last_block * size), &piece)) return KVT_OK;
     KVT_TRY(use(s, &piece, last_block * size, length));
     *ret_is_there = true;
@@ -169,17 +199,21 @@ static enum kvt_status prepare_known(struct kvt_llama *llama, uint64_t blocks)
         uint8_t *known = kvt_realloc(llama->known, count, 1);
         if (!known) return KVT_NOMEM;
         llama->known = known;
+        uint16_t *tails = kvt_realloc(llama->tails, count, sizeof *tails);
+        if (!tails) return KVT_NOMEM;
+        llama->tails = tails;
         llama->known_capacity = count;
     }
+    memset(llama->tails, 0xff, count * sizeof *llama->tails);
     memset(llama->known, NOT_ASKED, count);
     return KVT_OK;
 }
 
-enum kvt_status kvt_llama_plan_prefix(struct kvt_llama *llama, const int32_t *tokens, uint64_t count, uint64_t tokens_max)
+enum kvt_status kvt_llama_plan_prefix(struct kvt_llama *llama, const int32_t *tokens, uint64_t count,
+                                      uint64_t tokens_max)
 {
     const uint64_t size = llama->block_tokens;
     struct search s = { .llama = llama, .tokens = tokens, .count = count, .blocks = count / size };
-    s.tail_block = UINT64_MAX;
     llama->plan.count = 0;
     llama->plan.tokens = 0;
     KVT_TRY(kvt_llama_chain(llama, tokens, count));

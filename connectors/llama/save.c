@@ -9,8 +9,8 @@
 /* One cache of a state, by position. */
 struct source {
     const struct kvt_llama_cache_view *view;
-    uint64_t first, end;    /* positions */
-    const uint32_t *cells;  /* of position first + i; NULL: cell i */
+    uint64_t first, end;   /* positions */
+    const uint32_t *cells; /* of position first + i; NULL: cell i */
 };
 
 static enum kvt_status room_for_cells(struct kvt_llama *llama, uint64_t count)
@@ -99,7 +99,8 @@ static enum kvt_status save_block(struct kvt_llama *llama, uint32_t c, const str
 }
 
 /* The tail of the last save is part of what was kept now. */
-static void outdate_tail(struct kvt_llama *llama, const struct kvt_llama_seq *seq, const int32_t *tokens, uint64_t count)
+static void outdate_tail(struct kvt_llama *llama, const struct kvt_llama_seq *seq, const int32_t *tokens,
+                         uint64_t count)
 {
     const uint64_t size = llama->block_tokens, before = seq->saved_tokens;
     if (before == 0 || before >= count || before % size == 0) return;

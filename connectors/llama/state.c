@@ -71,10 +71,8 @@ static void take_data(struct reader *r, bool has_v, struct kvt_llama_cache_layou
     layout->plane_count = has_v ? 2 * layers : layers;
     layout->cell_bytes = 0;
     for (uint32_t p = 0; p < layout->plane_count && !r->is_bad; p++) {
-        if (p >= layers && layout->is_transposed)
-            take_transposed(r, view->cells, &layout->planes[p], &view->rows[p]);
-        else
-            take_rows(r, view->cells, &layout->planes[p], &view->rows[p]);
+        if (p >= layers && layout->is_transposed) take_transposed(r, view->cells, &layout->planes[p], &view->rows[p]);
+        else take_rows(r, view->cells, &layout->planes[p], &view->rows[p]);
         layout->cell_bytes += layout->planes[p].row_bytes;
     }
 }
@@ -138,15 +136,14 @@ static void check_data(struct reader *r, const struct kvt_llama_cache_layout *la
     if (take_u32(r) != (layout->is_transposed ? 1 : 0) || take_u32(r) != layout->layers) r->is_bad = true;
     for (uint32_t p = 0; p < layout->plane_count && !r->is_bad; p++) {
         struct kvt_llama_plane plane;
-        if (layout->planes[p].element_bytes > 0)
-            take_transposed(r, view->cells, &plane, &view->rows[p]);
-        else
-            take_rows(r, view->cells, &plane, &view->rows[p]);
+        if (layout->planes[p].element_bytes > 0) take_transposed(r, view->cells, &plane, &view->rows[p]);
+        else take_rows(r, view->cells, &plane, &view->rows[p]);
         if (memcmp(&plane, &layout->planes[p], sizeof plane) != 0) r->is_bad = true;
     }
 }
 
-static void check_cache(struct reader *r, const struct kvt_llama_cache_layout *layout, struct kvt_llama_cache_view *view)
+static void check_cache(struct reader *r, const struct kvt_llama_cache_layout *layout,
+                        struct kvt_llama_cache_view *view)
 {
     view->cells = view->stream = 0;
     view->positions = 0;
@@ -189,10 +186,11 @@ static uint64_t cache_bytes(const struct kvt_llama_cache_layout *layout, uint32_
     return bytes + (uint64_t)layout->plane_count * 12;
 }
 
-size_t kvt_llama_state_bytes(const struct kvt_llama_layout *layout, const uint32_t cells[KVT_LLAMA_CACHES_MAX])
+size_t kvt_llama_state_bytes(const struct kvt_llama_layout *layout,
+                             const struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX])
 {
     uint64_t bytes = KVT_LLAMA_STATE_HEADER_BYTES;
-    for (uint32_t c = 0; c < layout->cache_count; c++) bytes += cache_bytes(&layout->caches[c], cells[c]);
+    for (uint32_t c = 0; c < layout->cache_count; c++) bytes += cache_bytes(&layout->caches[c], spans[c].cells);
     return bytes > SIZE_MAX / 2 ? 0 : (size_t)bytes;
 }
 
@@ -202,7 +200,8 @@ static size_t put_u32(uint8_t *bytes, size_t at, uint32_t value)
     return at + 4;
 }
 
-static size_t write_plane(const struct kvt_llama_plane *plane, uint32_t cells, uint8_t *bytes, size_t at, size_t *ret_rows)
+static size_t write_plane(const struct kvt_llama_plane *plane, uint32_t cells, uint8_t *bytes, size_t at,
+                          size_t *ret_rows)
 {
     at = put_u32(bytes, at, (uint32_t)plane->type);
     if (plane->element_bytes > 0) {
@@ -216,47 +215,47 @@ static size_t write_plane(const struct kvt_llama_plane *plane, uint32_t cells, u
     return at + (size_t)cells * plane->row_bytes;
 }
 
-static size_t write_cells(const struct kvt_llama_cache_layout *layout, int32_t seq, uint32_t cells, int32_t first,
+static size_t write_cells(const struct kvt_llama_cache_layout *layout, int32_t seq, const struct kvt_llama_span *span,
                           uint8_t *bytes, size_t at, struct kvt_llama_cache_view *view)
 {
     view->positions = at;
-    for (uint32_t i = 0; i < cells; i++) {
-        at = put_u32(bytes, at, (uint32_t)first + i);
+    for (uint32_t i = 0; i < span->cells; i++) {
+        at = put_u32(bytes, at, (uint32_t)span->first + (i + span->cells - span->rotation) % span->cells);
         at = put_u32(bytes, at, 1);
         at = put_u32(bytes, at, (uint32_t)seq);
     }
     at = put_u32(bytes, at, layout->is_transposed ? 1 : 0);
     at = put_u32(bytes, at, layout->layers);
     for (uint32_t p = 0; p < layout->plane_count; p++)
-        at = write_plane(&layout->planes[p], cells, bytes, at, &view->rows[p]);
+        at = write_plane(&layout->planes[p], span->cells, bytes, at, &view->rows[p]);
     return at;
 }
 
 /* With several streams each sequence has the stream of its number. */
-static size_t write_cache(const struct kvt_llama_cache_layout *layout, int32_t seq, uint32_t cells, int32_t first,
+static size_t write_cache(const struct kvt_llama_cache_layout *layout, int32_t seq, const struct kvt_llama_span *span,
                           uint8_t *bytes, size_t at, struct kvt_llama_cache_view *view)
 {
-    view->cells = cells;
-    view->stream = cells > 0 ? (uint32_t)seq % layout->streams : 0;
+    view->cells = span->cells;
+    view->stream = span->cells > 0 ? (uint32_t)seq % layout->streams : 0;
     at = put_u32(bytes, at, layout->streams);
     for (uint32_t s = 0; s < layout->streams; s++) {
-        const bool is_here = cells > 0 && s == view->stream;
-        at = put_u32(bytes, at, is_here ? cells : 0);
-        if (is_here) at = write_cells(layout, seq, cells, first, bytes, at, view);
+        const bool is_here = span->cells > 0 && s == view->stream;
+        at = put_u32(bytes, at, is_here ? span->cells : 0);
+        if (is_here) at = write_cells(layout, seq, span, bytes, at, view);
     }
     return at;
 }
 
-void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq, const uint32_t cells[KVT_LLAMA_CACHES_MAX],
-                           const int32_t first[KVT_LLAMA_CACHES_MAX], uint8_t *bytes,
+void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq,
+                           const struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX], uint8_t *bytes,
                            struct kvt_llama_state_view *ret_view)
 {
     size_t at = put_u32(bytes, 0, layout->magic);
     at = put_u32(bytes, at, (uint32_t)seq);
     ret_view->seq = seq;
     for (uint32_t c = 0; c < layout->cache_count; c++)
-        at = write_cache(&layout->caches[c], seq, cells[c], first[c], bytes, at, &ret_view->caches[c]);
-    KVT_ASSERT(at == kvt_llama_state_bytes(layout, cells));
+        at = write_cache(&layout->caches[c], seq, &spans[c], bytes, at, &ret_view->caches[c]);
+    KVT_ASSERT(at == kvt_llama_state_bytes(layout, spans));
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------------------------------ */
@@ -276,12 +275,9 @@ static void copy_transposed(const struct kvt_llama_rows *rows, const struct kvt_
         uint8_t *cell = columns + (size_t)cell_of(rows, i) * size;
         for (uint32_t e = 0; e < elements; e++) {
             uint8_t *in_state = cell + e * column_bytes, *in_buffer = row + (size_t)e * size;
-            if (size == 2 && is_gather)
-                memcpy(in_buffer, in_state, 2);
-            else if (size == 2)
-                memcpy(in_state, in_buffer, 2);
-            else
-                memcpy(is_gather ? in_buffer : in_state, is_gather ? in_state : in_buffer, size);
+            if (size == 2 && is_gather) memcpy(in_buffer, in_state, 2);
+            else if (size == 2) memcpy(in_state, in_buffer, 2);
+            else memcpy(is_gather ? in_buffer : in_state, is_gather ? in_state : in_buffer, size);
         }
     }
 }
@@ -308,10 +304,8 @@ static void copy_planes(const struct kvt_llama_rows *rows, uint8_t *state, uint8
         const struct kvt_llama_plane *plane = &rows->layout->planes[p];
         uint8_t *in_state = state + rows->view->rows[p];
         uint8_t *in_buffer = buffer + (size_t)rows->buffer_from * plane->row_bytes;
-        if (plane->element_bytes > 0)
-            copy_transposed(rows, plane, in_state, in_buffer, is_gather);
-        else
-            copy_rows(rows, plane, in_state, in_buffer, is_gather);
+        if (plane->element_bytes > 0) copy_transposed(rows, plane, in_state, in_buffer, is_gather);
+        else copy_rows(rows, plane, in_state, in_buffer, is_gather);
         buffer += (size_t)rows->buffer_cells * plane->row_bytes;
     }
 }

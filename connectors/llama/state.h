@@ -45,7 +45,7 @@ struct kvt_llama_cache_layout {
     uint32_t layers;
     uint32_t plane_count; /* 2 * layers, or layers where there is no V */
     bool is_transposed;
-    uint64_t cell_bytes; /* of all planes */
+    uint64_t cell_bytes;                                     /* of all planes */
     struct kvt_llama_plane planes[2 * KVT_LLAMA_LAYERS_MAX]; /* K of each layer, then V of each */
 };
 
@@ -58,9 +58,9 @@ struct kvt_llama_layout {
 /* Where the parts of one state lie. */
 struct kvt_llama_cache_view {
     uint32_t cells;
-    uint32_t stream;                         /* the one that has them; 0 without cells */
-    size_t positions;                        /* offset of the first cell's */
-    size_t rows[2 * KVT_LLAMA_LAYERS_MAX];   /* offset of each plane's data; meaningless without cells */
+    uint32_t stream;                       /* the one that has them; 0 without cells */
+    size_t positions;                      /* offset of the first cell's */
+    size_t rows[2 * KVT_LLAMA_LAYERS_MAX]; /* offset of each plane's data; meaningless without cells */
 };
 
 struct kvt_llama_state_view {
@@ -86,16 +86,29 @@ enum kvt_llama_parsed kvt_llama_state_parse(const struct kvt_llama_layout *layou
 int32_t kvt_llama_state_position(const uint8_t *bytes, const struct kvt_llama_cache_view *cache, uint32_t cell);
 
 /*
- * Bytes of a state with so many cells in each cache. 0: they do not fit in memory.
+ * The cells of one cache: positions first, first + 1, ..., in cells of which the one with the first position is cell
+ * `rotation`, and the one after the last is cell 0.
  */
-size_t kvt_llama_state_bytes(const struct kvt_llama_layout *layout, const uint32_t cells[KVT_LLAMA_CACHES_MAX]);
+struct kvt_llama_span {
+    uint32_t cells;
+    uint32_t rotation;
+    int32_t first;
+};
+
+static inline uint32_t kvt_llama_span_cell(const struct kvt_llama_span *span, uint64_t position)
+{
+    return (uint32_t)((position - (uint64_t)span->first + span->rotation) % span->cells);
+}
+
+/* Bytes of a state with these cells in each cache. 0: they do not fit in memory. */
+size_t kvt_llama_state_bytes(const struct kvt_llama_layout *layout,
+                             const struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX]);
 
 /*
- * Writes everything but the rows: cell i of cache c has position first[c] + i. bytes has room for
- * kvt_llama_state_bytes(). The view says where the rows go.
+ * Writes everything but the rows. bytes has room for kvt_llama_state_bytes(). The view says where the rows go.
  */
-void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq, const uint32_t cells[KVT_LLAMA_CACHES_MAX],
-                           const int32_t first[KVT_LLAMA_CACHES_MAX], uint8_t *bytes,
+void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq,
+                           const struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX], uint8_t *bytes,
                            struct kvt_llama_state_view *ret_view);
 
 /*

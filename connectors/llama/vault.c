@@ -360,12 +360,9 @@ void kvt_llama_vault_get(struct kvt_llama_vault *vault, const struct kvt_key *ke
         bool is_submitted = false;
         while (has_store(vault) && !(is_submitted = submit_read(&r, i))) {
             /* A queue that is full of our own ops gives one back; one that refuses without any has no more to say. */
-            if (vault->reads_in_flight > 0)
-                collect_read(&r);
-            else if (vault->writes_in_flight > 0)
-                wait_for_a_write(vault);
-            else
-                break;
+            if (vault->reads_in_flight > 0) collect_read(&r);
+            else if (vault->writes_in_flight > 0) wait_for_a_write(vault);
+            else break;
         }
         if (!is_submitted) (void)take(user, i, NULL, 0);
     }

@@ -159,6 +159,8 @@ struct kvt_llama_stats {
     uint32_t groups;    /* layer groups: 1, or 2 with window layers */
     uint32_t layers[2]; /* of the full, of the window group */
     uint32_t window_tokens;
+    uint32_t
+        ring_tokens; /* cells of one sequence for window layers, when its cells can be put where they were; 0: they cannot */
     uint32_t block_tokens;
     uint32_t streams;        /* 1: one cache for all sequences */
     uint64_t token_bytes[2]; /* KV of one token in each group */

@@ -1,183 +1,342 @@
 /*
- * lirs-duel: LIRS, where two shadows say whether newcomers get a hundredth of the pool or most of it.
+ * lirs-duel: LRU, and LIRS wherever LIRS is proven better; by whole requests, and with no more at stake than half a
+ * point.
  *
- * LIRS (lirs_stack.h) with keys of twice as many slots. With 1 % for newcomers it keeps what comes back again
- * and again, and does best when the pool is small beside what is used; with 80 % it is much like LRU, and does
- * best when newcomers have time to come back. Which it is, is measured: one shadow for each share, a LIRS
- * without bytes, sees the uses of one key of 4, chosen by its hash, in a pool of a quarter of the slots
- * (small pools: of half of them, or all, so that a shadow has at least 128 slots). Each shadow's hit ratio
- * is averaged over its last uses, 3 for each of its slots, and the pool takes the share of the better one, if
- * it is ahead by half a point. A change of the share moves two slots with each call; no content is thrown out.
+ * Beside the pool two shadows see its uses, caches of its size without bytes: an LRU, and a LIRS (lirs_stack.h) with 1 %
+ * for newcomers and keys of twice as many slots. evidence.h says which of them the pool follows. To follow LRU is to
+ * evict the slot whose use is longest ago. To follow LIRS is to evict what the shadow does not hold, first what it has
+ * evicted first. So after a change the pool becomes what it follows without throwing anything out ahead of need, and in
+ * the end evicts exactly as it does. LIRS keeps what comes back again and again, and does best when the pool is
+ * small beside what is used; LRU does best where newcomers come back.
  *
- * Sources: LIRS as in lirs_stack.h; the choice after M. K. Qureshi et al., "Adaptive insertion policies for
- * high performance caching" (set dueling), ISCA 2007; samples by hash after C. A. Waldspurger et al.,
- * "Efficient MRC construction with SHARDS", FAST 2015. The combination is ours.
+ * Sources: LIRS as in lirs_stack.h; the choice after M. K. Qureshi et al., "Adaptive insertion policies for high
+ * performance caching" (set dueling), ISCA 2007; to follow one of several caches by evicting what it lacks, after A.
+ * Fiat et al., "Competitive paging algorithms", J. Algorithms 12, 1991. The combination is ours.
  */
 #include "policy/policy.h"
 
+#include "policy/evidence.h"
 #include "policy/lirs_stack.h"
-#include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
-#include "runtime/base/rng.h"
 
-#define SHADOW_SLOTS_MIN 128u
-#define RATE_MAX 4u
-#define USES_A_SLOT 3u
 #define GHOSTS_A_SLOT 2u
-#define ONE_Q32 (UINT64_C(1) << 32)
-#define AHEAD_Q32 (ONE_Q32 / 200)
+#define NEWCOMER_PERCENT 1u
+#define LEFT_A_SLOT 2u
+#define ENTRIES_A_SLOT (3u + LEFT_A_SLOT) /* a key is the pool's, LRU's, LIRS's, or has just left */
+#define SLOTS_MAX (KVT_SLOTS_COUNT_MAX / (ENTRIES_A_SLOT + GHOSTS_A_SLOT))
 
-static const uint32_t newcomer_percents[] = { 1, 80 };
-enum { SHADOW_COUNT = KVT_ARRAY_COUNT(newcomer_percents) };
+enum { IN_LRU, NOT_IN_LRU, ENTRY_LIST_COUNT };
+enum { RECENT, RECENT_COUNT };
+enum { SHARED, APART, SIDE_COUNT }; /* with LIRS, or not */
 
-struct shadow {
-    struct kvt_lirs lirs;
-    struct kvt_ghosts resident; /* keys; a key's number is its slot */
-    uint64_t ratio_q32;         /* of hits, averaged; at most 1 */
-};
+/* A use that waits for its release. */
+enum { PENDING = 8 }; /* beside the bits of evidence.h */
 
 struct kvt_policy {
-    struct kvt_lirs lirs;
-    struct shadow shadows[SHADOW_COUNT];
-    uint32_t rate;   /* one key of so many; a power of two */
-    uint32_t window; /* uses that a ratio is averaged over */
-    uint32_t chosen;
+    struct kvt_slots recent;   /* by last use */
+    struct kvt_slots sides;    /* APART: in the order in which LIRS evicted them */
+    uint32_t *entry_of;        /* by slot; KVT_GHOST_NONE: another slot has the same key */
+    uint32_t *offset_of;       /* by slot: of its pending use */
+    uint8_t *pending;          /* by slot */
+    struct kvt_ghosts entries; /* all known keys; IN_LRU is the LRU shadow */
+    uint32_t *slot_of;         /* by entry: slot + 1; 0: it is not in the pool */
+    struct kvt_lirs lirs;      /* the LIRS shadow; an entry is a slot of it */
+    struct kvt_evidence evidence;
+    uint8_t *left;         /* by entry: bits of the shadows that evicted it during the request under way */
+    uint32_t *left_before; /* by entry: the one that left before it, + 1; 0: the first */
+    uint32_t left_last;    /* entry + 1; 0: none left */
+    uint32_t left_count;
+    uint32_t offset, found; /* of the uses to come */
 };
 
-static uint32_t shadow_slots(const struct kvt_policy *duel)
-{
-    return kvt_max_u32(1, duel->lirs.slots.slot_count / duel->rate);
-}
+static uint64_t slots_bytes(uint32_t slot_count) { return ((uint64_t)slot_count + 1) * sizeof(uint32_t); }
 
 static void duel_destroy(struct kvt_policy *duel)
 {
     if (!duel) return;
-    for (uint32_t i = 0; i < SHADOW_COUNT; i++) {
-        kvt_ghosts_done(&duel->shadows[i].resident);
-        kvt_lirs_done(&duel->shadows[i].lirs);
-    }
+    const uint32_t slot_count = duel->evidence.slot_count;
+    kvt_table_unmap(duel->left_before, slots_bytes(duel->entries.capacity));
+    kvt_table_unmap(duel->left, (uint64_t)duel->entries.capacity + 1);
+    kvt_table_unmap(duel->slot_of, slots_bytes(duel->entries.capacity));
+    kvt_table_unmap(duel->pending, (uint64_t)slot_count + 1);
+    kvt_table_unmap(duel->offset_of, slots_bytes(slot_count));
+    kvt_table_unmap(duel->entry_of, slots_bytes(slot_count));
     kvt_lirs_done(&duel->lirs);
+    kvt_ghosts_done(&duel->entries);
+    kvt_slots_done(&duel->sides);
+    kvt_slots_done(&duel->recent);
     kvt_free(duel);
 }
 
-static enum kvt_status lirs_init(struct kvt_lirs *lirs, uint32_t slot_count, uint32_t newcomer_percent)
+static enum kvt_status init(struct kvt_policy *duel, uint32_t slot_count)
 {
-    const uint32_t ghost_max = GHOSTS_A_SLOT * kvt_min_u32(slot_count, KVT_SLOTS_COUNT_MAX / GHOSTS_A_SLOT);
-    return kvt_lirs_init(lirs, slot_count, kvt_lirs_share(slot_count, newcomer_percent), ghost_max);
+    const uint32_t entry_count = ENTRIES_A_SLOT * slot_count + 2; /* one more in each shadow while it makes room */
+    const uint32_t lir_max = kvt_lirs_share(slot_count, NEWCOMER_PERCENT);
+    KVT_TRY(kvt_slots_init(&duel->recent, slot_count, RECENT_COUNT));
+    KVT_TRY(kvt_slots_init(&duel->sides, slot_count, SIDE_COUNT));
+    KVT_TRY(kvt_ghosts_init(&duel->entries, entry_count, ENTRY_LIST_COUNT));
+    KVT_TRY(kvt_lirs_init(&duel->lirs, entry_count, lir_max, GHOSTS_A_SLOT * slot_count));
+    duel->entry_of = kvt_table_map(slots_bytes(slot_count));
+    duel->offset_of = kvt_table_map(slots_bytes(slot_count));
+    duel->pending = kvt_table_map((uint64_t)slot_count + 1);
+    duel->slot_of = kvt_table_map(slots_bytes(entry_count));
+    duel->left = kvt_table_map((uint64_t)entry_count + 1);
+    duel->left_before = kvt_table_map(slots_bytes(entry_count));
+    if (!duel->entry_of || !duel->offset_of || !duel->pending) return KVT_NOMEM;
+    return duel->slot_of && duel->left && duel->left_before ? KVT_OK : KVT_NOMEM;
 }
 
+/* More slots than SLOTS_MAX have no numbers for all the keys: NOMEM, too. */
 static enum kvt_status duel_create(uint32_t slot_count, uint64_t seed, struct kvt_policy **ret_policy)
 {
     (void)seed;
-    struct kvt_policy *duel = kvt_alloc(1, sizeof *duel);
+    struct kvt_policy *duel = slot_count <= SLOTS_MAX ? kvt_alloc(1, sizeof *duel) : NULL;
     if (!duel) return KVT_NOMEM;
-    duel->rate = RATE_MAX;
-    while (duel->rate > 1 && slot_count / duel->rate < SHADOW_SLOTS_MIN) duel->rate /= 2;
-    duel->chosen = SHADOW_COUNT - 1;
-
-    if (lirs_init(&duel->lirs, slot_count, newcomer_percents[duel->chosen]) != KVT_OK) goto fail;
-    duel->window = USES_A_SLOT * shadow_slots(duel);
-    for (uint32_t i = 0; i < SHADOW_COUNT; i++) {
-        struct shadow *shadow = &duel->shadows[i];
-        if (lirs_init(&shadow->lirs, shadow_slots(duel), newcomer_percents[i]) != KVT_OK) goto fail;
-        if (kvt_ghosts_init(&shadow->resident, shadow_slots(duel), 1) != KVT_OK) goto fail;
+    kvt_evidence_init(&duel->evidence, slot_count);
+    duel->offset = duel->found = KVT_POLICY_UNKNOWN;
+    if (init(duel, slot_count) != KVT_OK) {
+        duel_destroy(duel);
+        return KVT_NOMEM;
     }
     *ret_policy = duel;
     return KVT_OK;
-
-fail:
-    duel_destroy(duel);
-    return KVT_NOMEM;
 }
 
-/* One use of a shadow. True: it was a hit. */
-static bool use_shadow(struct shadow *shadow, uint64_t key_hash)
+/* ---- The shadows ------------------------------------------------------------------------------------------------- */
+
+static bool is_in_lru(const struct kvt_policy *duel, uint32_t entry)
 {
-    struct kvt_lirs *lirs = &shadow->lirs;
-    const uint32_t known = kvt_ghosts_find(&shadow->resident, key_hash);
-    if (known != KVT_GHOST_NONE) {
-        kvt_lirs_touch(lirs, known);
-        return true;
+    return duel->entries.entries[entry].list == IN_LRU;
+}
+
+static bool is_in_lirs(const struct kvt_policy *duel, uint32_t entry)
+{
+    return (duel->lirs.slots.bits[entry] & KVT_SLOT_PRESENT) != 0;
+}
+
+/* A key that nobody holds any longer is forgotten. */
+static void let_go(struct kvt_policy *duel, uint32_t entry)
+{
+    if (duel->slot_of[entry] != 0 || duel->left[entry] != 0) return;
+    if (is_in_lru(duel, entry) || is_in_lirs(duel, entry)) return;
+    kvt_ghosts_forget(&duel->entries, entry);
+}
+
+/* The request under way is over: what left during it has left. */
+static void forget_left(struct kvt_policy *duel)
+{
+    while (duel->left_last != 0) {
+        const uint32_t entry = duel->left_last - 1;
+        duel->left_last = duel->left_before[entry];
+        duel->left[entry] = 0;
+        let_go(duel, entry);
     }
-    if (shadow->resident.count == lirs->slots.slot_count) {
+    duel->left_count = 0;
+}
+
+/*
+ * A shadow evicted the key to make room for a block of the request under way. Had it been looked up when the request
+ * began, it would have been there: it still counts as there. More than two pools of them are not remembered.
+ */
+static void leave(struct kvt_policy *duel, uint32_t entry, uint32_t shadow)
+{
+    if (duel->evidence.length > 0 && !duel->evidence.is_lot
+        && duel->left_count < LEFT_A_SLOT * duel->evidence.slot_count) {
+        if (duel->left[entry] == 0) {
+            duel->left_before[entry] = duel->left_last;
+            duel->left_last = entry + 1;
+            duel->left_count++;
+        }
+        duel->left[entry] |= (uint8_t)shadow;
+    }
+    let_go(duel, entry);
+}
+
+static void use_in_lru(struct kvt_policy *duel, uint32_t entry)
+{
+    kvt_ghosts_move(&duel->entries, entry, IN_LRU);
+    if (duel->entries.size[IN_LRU] <= duel->evidence.slot_count) return;
+    const uint32_t oldest = kvt_ghosts_oldest(&duel->entries, IN_LRU);
+    kvt_ghosts_move(&duel->entries, oldest, NOT_IN_LRU);
+    leave(duel, oldest, KVT_HIT_LRU);
+}
+
+static void use_in_lirs(struct kvt_policy *duel, uint32_t entry)
+{
+    struct kvt_lirs *lirs = &duel->lirs;
+    if (is_in_lirs(duel, entry)) {
+        kvt_lirs_touch(lirs, entry);
+        return;
+    }
+    if (lirs->slots.idle_count == duel->evidence.slot_count) {
         const uint32_t victim = kvt_lirs_victim(lirs);
         kvt_lirs_remove(lirs, victim, KVT_POLICY_EVICTED);
-        kvt_ghosts_forget(&shadow->resident, victim);
+        if (duel->slot_of[victim] != 0) kvt_slots_move(&duel->sides, duel->slot_of[victim] - 1, APART);
+        leave(duel, victim, KVT_HIT_RIVAL);
     }
-    const uint32_t slot = kvt_ghosts_remember(&shadow->resident, key_hash, 0);
-    kvt_lirs_insert(lirs, slot, key_hash);
-    kvt_slots_release(&lirs->slots, slot);
-    return false;
+    kvt_lirs_insert(lirs, entry, duel->entries.entries[entry].key_hash);
+    kvt_slots_release(&lirs->slots, entry);
+    const uint32_t slot = duel->slot_of[entry];
+    if (slot != 0 && kvt_slots_list(&duel->sides, slot - 1) == APART) kvt_slots_move(&duel->sides, slot - 1, SHARED);
 }
 
-static bool is_sampled(const struct kvt_policy *duel, uint64_t key_hash)
+/* ---- Uses -------------------------------------------------------------------------------------------------------- */
+
+static uint32_t hits_of(const struct kvt_policy *duel, uint32_t entry)
 {
-    return (kvt_mix64(key_hash ^ UINT64_C(0x5bd1e995)) & (duel->rate - 1)) == 0;
+    const uint32_t hits = (is_in_lru(duel, entry) ? KVT_HIT_LRU : 0u) | (is_in_lirs(duel, entry) ? KVT_HIT_RIVAL : 0u);
+    return hits | duel->left[entry];
 }
 
-static void learn(struct kvt_policy *duel, uint64_t key_hash)
+static void end_request(struct kvt_policy *duel)
 {
-    if (!is_sampled(duel, key_hash)) return;
-    uint32_t best = duel->chosen;
-    for (uint32_t i = 0; i < SHADOW_COUNT; i++) {
-        struct shadow *shadow = &duel->shadows[i];
-        shadow->ratio_q32 -= shadow->ratio_q32 / duel->window;
-        if (use_shadow(shadow, key_hash)) shadow->ratio_q32 += ONE_Q32 / duel->window;
-        if (shadow->ratio_q32 > duel->shadows[best].ratio_q32) best = i;
-    }
-    if (duel->shadows[best].ratio_q32 <= duel->shadows[duel->chosen].ratio_q32 + AHEAD_Q32) return;
-    duel->chosen = best;
-    duel->lirs.lir_max = kvt_lirs_share(duel->lirs.slots.slot_count, newcomer_percents[best]);
+    forget_left(duel);
+    kvt_evidence_end(&duel->evidence, duel->sides.size[APART]);
+}
+
+static void use(struct kvt_policy *duel, uint32_t entry, uint32_t offset, uint32_t hits)
+{
+    if (!kvt_evidence_continues(&duel->evidence, offset)) end_request(duel);
+    const bool is_last = kvt_evidence_use(&duel->evidence, offset, hits);
+    use_in_lru(duel, entry);
+    use_in_lirs(duel, entry);
+    if (is_last) end_request(duel);
+}
+
+static void duel_hint(struct kvt_policy *duel, const struct kvt_policy_hint *hint)
+{
+    if (!kvt_evidence_continues(&duel->evidence, hint->offset)) end_request(duel);
+    duel->offset = hint->offset;
+    duel->found = hint->found;
+}
+
+/* Of the use to come. */
+static uint32_t pool_hit(const struct kvt_policy *duel, bool is_hit)
+{
+    const bool is_known = duel->offset != KVT_POLICY_UNKNOWN && duel->found != KVT_POLICY_UNKNOWN;
+    return (is_known ? duel->offset < duel->found : is_hit) ? KVT_HIT_POOL : 0u;
 }
 
 static void duel_insert(struct kvt_policy *duel, uint32_t slot, uint64_t key_hash)
 {
-    kvt_lirs_insert(&duel->lirs, slot, key_hash);
-    learn(duel, key_hash);
+    kvt_ghosts_prefetch(&duel->lirs.ghosts, key_hash);
+    uint32_t entry = kvt_ghosts_find(&duel->entries, key_hash);
+    uint32_t hits = pool_hit(duel, false);
+    if (entry == KVT_GHOST_NONE) entry = kvt_ghosts_remember(&duel->entries, key_hash, NOT_IN_LRU);
+    else hits |= hits_of(duel, entry);
+    const bool is_twin = duel->slot_of[entry] != 0;
+    const bool is_shared = !is_twin && is_in_lirs(duel, entry);
+    kvt_slots_insert(&duel->recent, slot, RECENT);
+    kvt_slots_insert(&duel->sides, slot, is_shared ? SHARED : APART);
+    duel->entry_of[slot] = is_twin ? KVT_GHOST_NONE : entry;
+    duel->pending[slot] = is_twin ? 0 : (uint8_t)(PENDING | hits);
+    duel->offset_of[slot] = duel->offset;
+    if (!is_twin) duel->slot_of[entry] = slot + 1;
 }
 
 static void duel_touch(struct kvt_policy *duel, uint32_t slot)
 {
-    kvt_lirs_touch(&duel->lirs, slot);
-    learn(duel, duel->lirs.keys[slot]);
+    const uint32_t entry = duel->entry_of[slot];
+    kvt_slots_use(&duel->recent, slot, RECENT);
+    if (entry == KVT_GHOST_NONE) return;
+    const uint32_t hits = pool_hit(duel, true) | hits_of(duel, entry);
+    if (!kvt_slots_is_held(&duel->recent, slot)) {
+        use(duel, entry, duel->offset, hits);
+    } else if (duel->pending[slot] == 0) {
+        duel->pending[slot] = (uint8_t)(PENDING | hits);
+        duel->offset_of[slot] = duel->offset;
+    }
 }
 
-static void duel_hold(struct kvt_policy *duel, uint32_t slot) { kvt_slots_hold(&duel->lirs.slots, slot); }
-static void duel_release(struct kvt_policy *duel, uint32_t slot) { kvt_slots_release(&duel->lirs.slots, slot); }
+static void duel_hold(struct kvt_policy *duel, uint32_t slot)
+{
+    kvt_slots_hold(&duel->recent, slot);
+    kvt_slots_hold(&duel->sides, slot);
+}
+
+/* A use lasts until its release, in the shadows, too. */
+static void duel_release(struct kvt_policy *duel, uint32_t slot)
+{
+    const uint32_t pending = duel->pending[slot];
+    kvt_slots_release(&duel->recent, slot);
+    kvt_slots_release(&duel->sides, slot);
+    duel->pending[slot] = 0;
+    if (pending != 0) use(duel, duel->entry_of[slot], duel->offset_of[slot], pending & ~(uint32_t)PENDING);
+}
+
+/*
+ * Evictions mostly come in a row, and each reads one thing after the other: the slot's key, its entry, its bucket. Asks
+ * the memory for each of them one eviction earlier than the next.
+ */
+static void look_ahead(const struct kvt_policy *duel)
+{
+    const struct kvt_order *order = &duel->recent.order;
+    uint32_t slots[4] = { kvt_order_coldest(order, RECENT) };
+    for (uint32_t i = 0; i < 3; i++) {
+        if (slots[i] == KVT_ORDER_NONE) return;
+        slots[i + 1] = kvt_order_number(order, order->links[kvt_order_node(order, slots[i])].warmer);
+    }
+    if (slots[3] != KVT_ORDER_NONE) __builtin_prefetch(&order->links[kvt_order_node(order, slots[3])], 1);
+    __builtin_prefetch(&duel->entry_of[slots[2]]);
+    __builtin_prefetch(&duel->sides.bits[slots[2]], 1);
+    __builtin_prefetch(&duel->sides.order.links[kvt_order_node(&duel->sides.order, slots[2])], 1);
+    const uint32_t second = duel->entry_of[slots[1]], first = duel->entry_of[slots[0]];
+    if (second != KVT_GHOST_NONE) {
+        __builtin_prefetch(&duel->entries.entries[second], 1);
+        __builtin_prefetch(&duel->slot_of[second], 1);
+    }
+    if (first != KVT_GHOST_NONE) kvt_ghosts_prefetch(&duel->entries, duel->entries.entries[first].key_hash);
+}
 
 /* A key whose content ended leaves the shadows, too. */
 static void duel_remove(struct kvt_policy *duel, uint32_t slot, enum kvt_policy_why why)
 {
-    const uint64_t key_hash = duel->lirs.keys[slot];
-    kvt_lirs_remove(&duel->lirs, slot, why);
-    if (why != KVT_POLICY_DROPPED || !is_sampled(duel, key_hash)) return;
-    for (uint32_t i = 0; i < SHADOW_COUNT; i++) {
-        struct shadow *shadow = &duel->shadows[i];
-        const uint32_t known = kvt_ghosts_find(&shadow->resident, key_hash);
-        kvt_lirs_forget_key(&shadow->lirs, key_hash);
-        if (known == KVT_GHOST_NONE) continue;
-        kvt_lirs_remove(&shadow->lirs, known, KVT_POLICY_DROPPED);
-        kvt_ghosts_forget(&shadow->resident, known);
+    const uint32_t entry = duel->entry_of[slot];
+    (void)kvt_slots_remove(&duel->recent, slot);
+    (void)kvt_slots_remove(&duel->sides, slot);
+    duel->pending[slot] = 0;
+    if (entry == KVT_GHOST_NONE) return;
+    if (why == KVT_POLICY_EVICTED) look_ahead(duel);
+    if (why == KVT_POLICY_DROPPED) {
+        if (duel->left[entry] != 0) forget_left(duel);
+        if (is_in_lirs(duel, entry)) kvt_lirs_remove(&duel->lirs, entry, KVT_POLICY_DROPPED);
+        kvt_lirs_forget_key(&duel->lirs, duel->entries.entries[entry].key_hash);
+        if (is_in_lru(duel, entry)) kvt_ghosts_move(&duel->entries, entry, NOT_IN_LRU);
     }
+    duel->slot_of[entry] = 0;
+    let_go(duel, entry);
 }
 
-static uint32_t duel_victim(struct kvt_policy *duel) { return kvt_lirs_victim(&duel->lirs); }
+static uint32_t duel_victim(struct kvt_policy *duel)
+{
+    if (duel->evidence.is_rival_followed) {
+        const uint32_t slot = kvt_slots_coldest_idle(&duel->sides, APART);
+        if (slot != KVT_POLICY_NONE) return slot;
+    }
+    return kvt_slots_coldest_idle(&duel->recent, RECENT);
+}
 
 static void duel_verify(const struct kvt_policy *duel)
 {
+    const uint32_t slot_count = duel->evidence.slot_count;
+    KVT_ASSERT(kvt_slots_verify(&duel->recent, RECENT_COUNT) == kvt_slots_verify(&duel->sides, SIDE_COUNT));
+    kvt_ghosts_verify(&duel->entries);
     kvt_lirs_verify(&duel->lirs);
-    for (uint32_t i = 0; i < SHADOW_COUNT; i++) {
-        const struct shadow *shadow = &duel->shadows[i];
-        kvt_lirs_verify(&shadow->lirs);
-        kvt_ghosts_verify(&shadow->resident);
-        KVT_ASSERT(shadow->resident.count == shadow->lirs.slots.idle_count);
-        KVT_ASSERT(shadow->ratio_q32 <= ONE_Q32);
+    KVT_ASSERT(duel->entries.size[IN_LRU] <= slot_count);
+    KVT_ASSERT(duel->lirs.slots.idle_count <= slot_count);
+    for (uint32_t entry = 0; entry < duel->entries.fresh; entry++) {
+        if (duel->entries.entries[entry].list == KVT_GHOST_NONE) continue;
+        const uint32_t slot = duel->slot_of[entry];
+        KVT_ASSERT(slot != 0 || duel->left[entry] != 0 || is_in_lru(duel, entry) || is_in_lirs(duel, entry));
+        if (slot == 0) continue;
+        KVT_ASSERT(duel->entry_of[slot - 1] == entry);
+        KVT_ASSERT((kvt_slots_list(&duel->sides, slot - 1) == SHARED) == is_in_lirs(duel, entry));
     }
 }
 
 const struct kvt_policy_ops kvt_policy_lirs_duel = {
     .name = "lirs-duel",
-    .summary = "lirs, where sampled shadows say how much room newcomers get",
+    .summary = "lru, and lirs where it is proven better, with little at stake",
     .create = duel_create,
     .destroy = duel_destroy,
     .insert = duel_insert,
@@ -186,5 +345,6 @@ const struct kvt_policy_ops kvt_policy_lirs_duel = {
     .release = duel_release,
     .remove = duel_remove,
     .victim = duel_victim,
+    .hint = duel_hint,
     .verify = duel_verify,
 };

@@ -66,12 +66,31 @@ static bool is_pristine(struct sim *sim)
     return stats.evicted_records + stats.refused + stats.lost_records == 0;
 }
 
-static void check_reuse(struct sim *sim, uint32_t index, uint32_t reused, uint64_t limit)
+/* Where the blocks of a prefix were found, for the report. */
+static void describe_found(struct sim *sim, kvt_seq handle)
+{
+    const struct kvt_sequence *sequence = kvt_sequence_of(sim_core(sim), handle);
+    for (uint32_t g = 0; g < sim->plan.shape.group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        for (uint32_t i = 0; i < table->count; i++) {
+            if (table->blocks[i] == KVT_NO_BLOCK) continue;
+            const struct kvt_block *block = kvt_core_block(sim_core(sim), table->blocks[i]);
+            sim_say(sim, "  group %u entry %u: block %u, device %d host %d nvme %d, refs %u, flags %x", g, i,
+                    table->blocks[i], (int)kvt_copy_state(block, KVT_TIER_DEVICE),
+                    (int)kvt_copy_state(block, KVT_TIER_HOST), (int)kvt_copy_state(block, KVT_TIER_NVME), block->refs,
+                    block->flags);
+        }
+    }
+}
+
+static void check_reuse(struct sim *sim, uint32_t index, kvt_seq handle, uint32_t reused, uint64_t limit)
 {
     const uint32_t block_tokens = sim->plan.shape.block_tokens;
     SIM_CHECK(sim, reused % block_tokens == 0, "%u tokens reused", reused);
     SIM_CHECK(sim, reused <= limit, "%u tokens reused, limit %llu", reused, (unsigned long long)limit);
-    SIM_CHECK(sim, twin_is_prefix(&sim->twin, &sim->scratch, reused / block_tokens),
+    const bool was_sealed = twin_is_prefix(&sim->twin, &sim->scratch, reused / block_tokens);
+    if (!was_sealed) describe_found(sim, handle);
+    SIM_CHECK(sim, was_sealed,
               "sequence %u reuses %u tokens that were never all sealed", index, reused);
     if (!is_pristine(sim)) return;
     uint32_t longest = (uint32_t)(limit / block_tokens);
@@ -117,7 +136,7 @@ static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_
     twin_begin(&sim->scratch, salt);
     for (uint32_t i = 0; i < params->token_count; i++) twin_push(&sim->scratch, params->tokens[i]);
     const uint64_t count = params->token_count;
-    check_reuse(sim, index, (uint32_t)reused, count ? kvt_min_u64(params->reuse_max, count - 1) : 0);
+    check_reuse(sim, index, handle, (uint32_t)reused, count ? kvt_min_u64(params->reuse_max, count - 1) : 0);
     struct twin_sequence *twin = &sim->sequences[index];
     *twin = sim->scratch;
     twin->tokens = (uint32_t)reused;
@@ -361,7 +380,7 @@ static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
     struct kvt_store_stats stats = { 0 };
     if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
     const struct kvt_counters *counters = &sim_core(sim)->counters;
-    const bool may_lose = counters->given_up_blocks > 0 || stats.lost_records > 0 || sim->was_reset
+    const bool may_lose = counters->given_up_blocks > 0 || counters->abandoned > 0 || stats.lost_records > 0 || sim->was_reset
         || !sim_plan_is_calm(&sim->plan);
     SIM_CHECK(sim, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i,
               (unsigned long long)lost_from);
@@ -551,7 +570,7 @@ static void call_reset(struct sim *sim)
     const bool may_fail = is_short || (sim_store(sim) && !sim->is_calm && !sim_plan_is_calm(&sim->plan));
     SIM_CHECK(sim, status == KVT_OK || (status == KVT_IO && may_fail), "status %d", (int)status);
     /* What could not be forgotten durably may be found again by the next process; by this one it is not. */
-    if (status == KVT_OK) twin_forget(&sim->before_reset);
+    if (status == KVT_OK && !sim_plan_is_lying(&sim->plan)) twin_forget(&sim->before_reset);
     else twin_add(&sim->before_reset, &sim->twin);
     twin_forget(&sim->twin);
     sim->counts.resets++;

@@ -16,14 +16,26 @@
 
 static const char command[] = "kvtier-sim";
 
-enum { OPTION_COUNT = 0x100, OPTION_FAULTS, OPTION_JOBS, OPTION_JSON, OPTION_PLANT, OPTION_RESUME, OPTION_SECONDS,
-       OPTION_SEEDS, OPTION_TICKS, OPTION_TRACE, OPTION_WITHOUT };
+enum {
+    OPTION_COUNT = 0x100,
+    OPTION_FAILS,
+    OPTION_FAULTS,
+    OPTION_JOBS,
+    OPTION_JSON,
+    OPTION_PLANT,
+    OPTION_RESUME,
+    OPTION_SECONDS,
+    OPTION_SEEDS,
+    OPTION_TICKS,
+    OPTION_TRACE,
+    OPTION_WITHOUT
+};
 
 struct options {
     uint64_t first, count;
     uint32_t ticks, jobs, without, seconds_max;
-    const char *resume;
-    bool is_one, is_range, is_traced, is_json, is_plant_wanted, has_count;
+    const char *resume, *plant;
+    bool is_one, is_range, is_traced, is_json, is_failure_wanted, has_count;
 };
 
 static const struct argp_option option_table[] = {
@@ -36,8 +48,8 @@ static const struct argp_option option_table[] = {
     { "resume", OPTION_RESUME, "FILE", 0, "go on where FILE says, and keep the total of all runs in it", 0 },
     { "count", OPTION_COUNT, "N", 0, "with --resume: how many seeds more (2000)", 0 },
     { "seconds", OPTION_SECONDS, "N", 0, "processor time after which a seed counts as hanging (60)", 0 },
-    { "plant", OPTION_PLANT, "NAME", 0, "in a build with planted bugs: plant this one, and succeed when a seed finds it",
-      0 },
+    { "plant", OPTION_PLANT, "NAME", 0, "in a build with planted bugs: plant this one", 0 },
+    { "fails", OPTION_FAILS, NULL, 0, "end at the first seed that fails, and succeed only then", 0 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 0 },
     { 0 }
 };
@@ -84,7 +96,7 @@ static error_t read_without(struct options *options, const char *value)
 
 static error_t read_plant(struct options *options, const char *value)
 {
-    options->is_plant_wanted = true;
+    options->plant = value;
     if (sim_plant_choose(value)) return 0;
     return refuse("--plant", value, "a bug that this build can plant; tests/sim/README.md lists them");
 }
@@ -123,6 +135,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
         return error;
     case OPTION_WITHOUT: return read_without(options, value);
     case OPTION_PLANT: return read_plant(options, value);
+    case OPTION_FAILS: options->is_failure_wanted = true; return 0;
     case OPTION_FAULTS: return list_faults();
     case OPTION_RESUME: options->resume = value; return 0;
     case OPTION_TRACE: options->is_traced = true; return 0;
@@ -194,7 +207,7 @@ static bool write_total(const char *path, const struct total *total)
     (void)json_object_object_add(root, "seeds", json_object_new_int64((int64_t)total->seeds));
     (void)json_object_object_add(root, "ticks", json_object_new_int64((int64_t)total->ticks));
     (void)json_object_object_add(root, "violations", json_object_new_int64((int64_t)total->failed));
-    (void)json_object_object_add(root, "commit", json_object_new_string(SIM_COMMIT));
+    (void)json_object_object_add(root, "commit", json_object_new_string(sim_commit));
     char beside[4096];
     (void)snprintf(beside, sizeof beside, "%s.new", path);
     const bool is_good = json_object_to_file_ext(beside, root, JSON_C_TO_STRING_PRETTY) == 0 && rename(beside, path) == 0;
@@ -215,13 +228,15 @@ static void list_without(uint32_t without, char *ret_text, size_t size)
     }
 }
 
-static void print_failure(uint64_t seed, const struct sim_outcome *outcome, uint32_t ticks, uint32_t without)
+static void print_failure(const struct options *options, uint64_t seed, const struct sim_outcome *outcome,
+                          uint32_t ticks, uint32_t without)
 {
     char text[256];
     list_without(without, text, sizeof text);
-    (void)fprintf(stderr, "seed %llu fails at tick %llu: %s\n    %s %llu --ticks %u%s --trace\n",
+    (void)fprintf(stderr, "seed %llu fails at tick %llu: %s\n    %s %llu --ticks %u%s%s%s --trace\n",
                   (unsigned long long)seed, (unsigned long long)outcome->tick, outcome->text, command,
-                  (unsigned long long)seed, ticks, text);
+                  (unsigned long long)seed, ticks, text, options->plant ? " --plant " : "",
+                  options->plant ? options->plant : "");
 }
 
 static void add_number(struct json_object *root, const char *name, uint64_t value)
@@ -234,7 +249,7 @@ static struct json_object *json_of(const struct options *options, const struct f
     const struct sim_counts *counts = &result->counts;
     struct json_object *root = json_object_new_object(), *faults = json_object_new_object(),
                        *failures = json_object_new_array();
-    (void)json_object_object_add(root, "commit", json_object_new_string(SIM_COMMIT));
+    (void)json_object_object_add(root, "commit", json_object_new_string(sim_commit));
     add_number(root, "first_seed", options->first);
     add_number(root, "seeds", result->done);
     add_number(root, "ticks", counts->ticks);
@@ -277,7 +292,7 @@ static void print_result(const struct options *options, const struct farm_result
     const double rate = result->seconds > 0 ? (double)counts->ticks / result->seconds : 0;
     (void)printf("%llu seeds from %llu on, %llu ticks, %.1f s (%.0f ticks/s), commit %s: %llu violations\n",
                  (unsigned long long)result->done, (unsigned long long)options->first,
-                 (unsigned long long)counts->ticks, result->seconds, rate, SIM_COMMIT,
+                 (unsigned long long)counts->ticks, result->seconds, rate, sim_commit,
                  (unsigned long long)result->failed);
     (void)printf("  engine: %llu rows compared, %llu tokens reused, %llu losses told, %llu recounts\n",
                  (unsigned long long)counts->rows, (unsigned long long)counts->reused_tokens,
@@ -311,7 +326,7 @@ static int run_one(const struct options *options)
     result.failures[0] = (struct farm_failure){ options->first, outcome };
     print_result(options, &result);
     if (!options->is_json) (void)printf("  digest: %016llx\n", (unsigned long long)outcome.digest);
-    if (outcome.is_failed) print_failure(options->first, &outcome, options->ticks, options->without);
+    if (outcome.is_failed) print_failure(options, options->first, &outcome, options->ticks, options->without);
     return outcome.is_failed ? KVT_EXIT_FAILED : KVT_EXIT_OK;
 }
 
@@ -347,12 +362,12 @@ static void shrink_first(const struct options *options, const struct farm_result
 {
     const struct farm_failure *failure = &result->failures[0];
     uint32_t ticks = options->ticks, without = options->without;
-    print_failure(failure->seed, &failure->outcome, ticks, without);
+    print_failure(options, failure->seed, &failure->outcome, ticks, without);
     for (uint32_t i = 1; i < kvt_min_u64(result->failed, FARM_FAILURES_MAX); i++)
-        print_failure(result->failures[i].seed, &result->failures[i].outcome, ticks, without);
+        print_failure(options, result->failures[i].seed, &result->failures[i].outcome, ticks, without);
     (void)fprintf(stderr, "shrinking seed %llu\n", (unsigned long long)failure->seed);
     const struct sim_outcome least = farm_shrink(failure->seed, &ticks, &without, options->seconds_max);
-    if (least.is_failed) print_failure(failure->seed, &least, ticks, without);
+    if (least.is_failed) print_failure(options, failure->seed, &least, ticks, without);
     else (void)fprintf(stderr, "seed %llu does not fail again: it is not deterministic\n",
                        (unsigned long long)failure->seed);
 }
@@ -369,7 +384,7 @@ static int run_many(struct options *options)
                                         .without = options->without,
                                         .jobs = (uint32_t)kvt_min_u64(options->jobs, options->count),
                                         .seconds_max = options->seconds_max,
-                                        .is_first_enough = options->is_plant_wanted,
+                                        .is_first_enough = options->is_failure_wanted,
                                         .progress = look,
                                         .user = &watch };
     struct farm_result result;
@@ -378,7 +393,7 @@ static int run_many(struct options *options)
     kvt_progress_end(&watch.progress);
     if (!is_run) return kvt_failure(command, "a process could not be started: %s", strerror(errno));
     print_result(options, &result);
-    if (options->is_plant_wanted) {
+    if (options->is_failure_wanted) {
         if (result.failed > 0)
             (void)printf("seed %llu finds it: %s\n", (unsigned long long)result.failures[0].seed,
                          result.failures[0].outcome.text);

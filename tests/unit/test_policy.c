@@ -84,6 +84,22 @@ static const struct profile profiles[] = {
     { 20, 20, 20, 25, 10, 5, 20 } /* content ends early */
 };
 
+/* Hints as a runtime gives them, of requests from either end, and wild ones: they may be wrong in every way. */
+static void model_hint(const struct model *model, struct kvt_rng *rng)
+{
+    struct kvt_policy_hint hint = {
+        .offset = (uint32_t)kvt_rng_below(rng, 6),
+        .length = (uint32_t)kvt_rng_below(rng, 8),
+        .found = (uint32_t)kvt_rng_below(rng, 8),
+        .turn = (uint32_t)kvt_rng_below(rng, 40),
+        .next = (enum kvt_policy_next)kvt_rng_below(rng, 4),
+        .now_ms = kvt_rng_below(rng, 1u << 30),
+    };
+    if (!model->ops->hint) return;
+    if (kvt_rng_below(rng, 8) == 0) hint.offset = hint.length = hint.found = hint.turn = KVT_POLICY_UNKNOWN;
+    model->ops->hint(model->policy, &hint);
+}
+
 static void model_step(struct model *model, struct kvt_rng *rng, const struct profile *profile)
 {
     const uint32_t total = profile->insert + profile->touch + profile->hold + profile->release + profile->victim
@@ -95,6 +111,7 @@ static void model_step(struct model *model, struct kvt_rng *rng, const struct pr
     if (draw < profile->insert) {
         slot = model_pick(model, rng, ABSENT);
         if (slot == KVT_POLICY_NONE) return;
+        model_hint(model, rng);
         ops->insert(model->policy, slot, key);
         model_set(model, slot, HELD);
         return;
@@ -102,6 +119,7 @@ static void model_step(struct model *model, struct kvt_rng *rng, const struct pr
     draw -= profile->insert;
     if (draw < profile->touch) {
         slot = model_pick(model, rng, kvt_rng_below(rng, 3) == 0 ? HELD : IDLE);
+        if (kvt_rng_below(rng, 2) == 0) model_hint(model, rng);
         if (slot != KVT_POLICY_NONE) ops->touch(model->policy, slot);
         return;
     }

@@ -15,6 +15,7 @@
 #include "tools/run/engine.h"
 #include "tools/run/latencies.h"
 #include "tools/run/schedule.h"
+#include "tools/run/stream.h"
 #include "tools/workload/workload.h"
 
 struct kvt_report {
@@ -24,6 +25,7 @@ struct kvt_report {
     const char *device;
     const struct kvt_schedule_result *run;
     const struct kvt_engine_counts *checks;
+    const struct kvt_stream_counts *stream; /* NULL: nothing is streamed */
     const struct kvt_latencies *latencies; /* sorted */
     struct kvt_stats stats;                /* taken when the run ended */
     uint64_t du_bytes; /* blocks of the store's files, as the file system counts them; 0: no store */

@@ -40,6 +40,9 @@ struct kvt_step_calls {
     bool (*wait)(void *user, uint64_t timeout_ns, struct kvt_engine_times *ret_times);
 };
 
+struct kvt_schedule;
+struct kvt_conversation;
+
 /* When things happened to a turn, on the run's clock. */
 struct kvt_turn {
     uint32_t request, conversation; /* which; conversations are numbered in the order of their first requests */
@@ -79,6 +82,12 @@ struct kvt_schedule_options {
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
     void (*on_refused)(void *user, const char *line); /* one line about a request that failed; NULL: none */
+    /*
+     * Runs the whole turn of a request that is larger than the device, with nothing else in the batch (stream.h). False:
+     * the run ends. NULL: such requests are refused.
+     */
+    bool (*on_larger)(void *larger_user, struct kvt_schedule *schedule, struct kvt_conversation *conversation);
+    void *larger_user;
     void *user;
     const struct kvt_schedule_watch *const *watches; /* ended by NULL; NULL: nobody. Borrowed */
     const struct kvt_env *env;                       /* whose clock is the run's; NULL: CLOCK_MONOTONIC. Borrowed */

@@ -76,6 +76,13 @@ static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workl
             accesses->blocks[at++] = number_of(numbers, key);
         }
         accesses->request_ends[r] = at;
+        const uint64_t before = count > 0 ? (count - 1) * workload->block_tokens : 0;
+        accesses->infos[r] = (struct kvt_access_info){
+            .arrival_ms = request->arrival_ns / 1000000,
+            .turn = request->session == KVT_NO_SESSION ? UINT32_MAX : request->turn,
+            .last_tokens = (uint32_t)kvt_min_u64(request->prompt_tokens - before, workload->block_tokens),
+            .stop = request->stop,
+        };
     }
     KVT_ASSERT(at == accesses->access_count);
     accesses->block_count = numbers->count;
@@ -94,9 +101,11 @@ static enum kvt_status init(struct kvt_accesses *accesses, const struct kvt_work
     accesses->request_count = workload->request_count;
     accesses->blocks = kvt_table_map((count + 1) * sizeof *accesses->blocks);
     accesses->request_ends = kvt_table_map(((uint64_t)workload->request_count + 1) * sizeof *accesses->request_ends);
+    accesses->infos = kvt_table_map(((uint64_t)workload->request_count + 1) * sizeof *accesses->infos);
+    accesses->block_tokens = workload->block_tokens;
     struct numbers numbers;
     enum kvt_status status = numbers_init(&numbers, count);
-    if (!accesses->blocks || !accesses->request_ends) status = KVT_NOMEM;
+    if (!accesses->blocks || !accesses->request_ends || !accesses->infos) status = KVT_NOMEM;
     if (status == KVT_OK) fill(accesses, workload, is_context, &numbers);
     numbers_done(&numbers);
     return status;
@@ -116,5 +125,6 @@ void kvt_accesses_done(struct kvt_accesses *accesses)
 {
     kvt_table_unmap(accesses->blocks, ((uint64_t)accesses->access_count + 1) * sizeof *accesses->blocks);
     kvt_table_unmap(accesses->request_ends, ((uint64_t)accesses->request_count + 1) * sizeof *accesses->request_ends);
+    kvt_table_unmap(accesses->infos, ((uint64_t)accesses->request_count + 1) * sizeof *accesses->infos);
     *accesses = (struct kvt_accesses){ 0 };
 }

@@ -192,6 +192,8 @@ enum kvt_status kvt_belady_count(const struct kvt_count_job *job, struct kvt_cou
         if (job->mode == KVT_COUNT_FLAT) count_flat(&future, &kept, job->repeat, &result);
         else count_prefix(&future, &kept, job->repeat, &result);
         result.tier_hits[0] = result.hits;
+        result.tokens = result.accesses * kvt_max_u32(1, job->accesses->block_tokens);
+        result.hit_tokens = result.hits * kvt_max_u32(1, job->accesses->block_tokens);
         *ret_result = result;
     }
     places_done(&kept.places);

@@ -152,56 +152,141 @@ static void access_tiers(struct counter *counter, uint32_t block)
 
 /* ---- Over the accesses ------------------------------------------------------------------------------------------- */
 
-static void count_flat(struct counter *counter)
+/* What the trace says of a request, for the policies that ask. */
+static struct kvt_policy_hint hint_of(const struct kvt_accesses *accesses, uint32_t request, uint32_t length)
+{
+    struct kvt_policy_hint hint = {
+        .offset = KVT_POLICY_UNKNOWN,
+        .length = length,
+        .found = KVT_POLICY_UNKNOWN,
+        .turn = KVT_POLICY_UNKNOWN,
+        .next = KVT_POLICY_NEXT_UNKNOWN,
+    };
+    if (!accesses->infos) return hint;
+    const struct kvt_access_info *info = &accesses->infos[request];
+    hint.turn = info->turn;
+    hint.now_ms = info->arrival_ms;
+    if (info->stop == KVT_STOP_TOOL_USE) hint.next = KVT_POLICY_NEXT_TOOL;
+    if (info->stop == KVT_STOP_END_TURN) hint.next = KVT_POLICY_NEXT_PERSON;
+    return hint;
+}
+
+static void give_hint(struct counter *counter, const struct kvt_policy_hint *hint)
+{
+    for (uint32_t t = 0; t < counter->job->tier_count; t++) counter->pools[t].ops->hint(counter->pools[t].policy, hint);
+}
+
+/* Tokens of so many blocks of a request. has_last: its last block is one of them, which need not be full. */
+static uint64_t tokens_of(const struct kvt_accesses *accesses, uint32_t request, uint64_t blocks, bool has_last)
+{
+    const uint64_t block_tokens = kvt_max_u32(1, accesses->block_tokens);
+    const bool is_short = has_last && blocks > 0 && accesses->infos;
+    return blocks * block_tokens - (is_short ? block_tokens - accesses->infos[request].last_tokens : 0);
+}
+
+/* Hits of one request, without prefixes; *ret_is_last: its last block was one. */
+static inline uint32_t use_flat(struct counter *counter, uint32_t begin, uint32_t end, bool *ret_is_last)
 {
     const struct kvt_accesses *accesses = counter->job->accesses;
     const uint32_t *blocks = accesses->blocks;
     const uint32_t *slot_of = counter->pools[0].slot_of;
-    uint64_t hits = 0;
-    for (uint32_t i = 0; i < accesses->access_count; i++) {
+    uint32_t hits = 0;
+    bool is_hit = false;
+    for (uint32_t i = begin; i < end; i++) {
         if (i + AHEAD < accesses->access_count) __builtin_prefetch(&slot_of[blocks[i + AHEAD]]);
-        hits += slot_of[blocks[i]] != NONE;
+        is_hit = slot_of[blocks[i]] != NONE;
+        hits += is_hit;
         access_one(counter, blocks[i]);
     }
-    counter->result.tier_hits[0] += hits;
+    *ret_is_last = is_hit;
+    return hits;
 }
 
-static void count_prefix(struct counter *counter)
+static void count_flat(struct counter *counter, uint32_t request, uint32_t begin, uint32_t end, bool is_counted)
+{
+    const struct kvt_accesses *accesses = counter->job->accesses;
+    bool is_last;
+    const uint32_t hits = use_flat(counter, begin, end, &is_last);
+    if (!is_counted) return;
+    counter->result.tier_hits[0] += hits;
+    counter->result.hit_tokens += tokens_of(accesses, request, hits, is_last);
+}
+
+static void count_prefix(struct counter *counter, uint32_t request, uint32_t begin, uint32_t end, bool is_counted)
 {
     const struct kvt_accesses *accesses = counter->job->accesses;
     const bool is_tail = counter->job->order == KVT_COUNT_TAIL;
-    uint32_t begin = 0;
-    for (uint32_t r = 0; r < accesses->request_count; r++) {
-        const uint32_t end = accesses->request_ends[r];
-        uint32_t found = begin;
-        while (found < end && pool_has(&counter->pools[0], accesses->blocks[found])) found++;
+    const bool is_hinted = counter->pools[0].ops->hint != NULL;
+    struct kvt_policy_hint hint = hint_of(accesses, request, end - begin);
+    uint32_t found = begin;
+    while (found < end && pool_has(&counter->pools[0], accesses->blocks[found])) found++;
+    hint.found = found - begin;
+    if (is_counted) {
         counter->result.tier_hits[0] += found - begin;
-        for (uint32_t i = begin; i < end; i++) access_one(counter, accesses->blocks[is_tail ? begin + end - 1 - i : i]);
-        begin = end;
+        counter->result.hit_tokens += tokens_of(accesses, request, found - begin, found == end);
+    }
+    for (uint32_t i = begin; i < end; i++) {
+        const uint32_t at = is_tail ? begin + end - 1 - i : i;
+        hint.offset = at - begin;
+        if (is_hinted) give_hint(counter, &hint);
+        access_one(counter, accesses->blocks[at]);
     }
 }
 
-static void count_tiers(struct counter *counter)
+static void count_tiers(struct counter *counter, uint32_t request, uint32_t begin, uint32_t end, bool is_counted)
 {
     const struct kvt_accesses *accesses = counter->job->accesses;
     const bool is_flat = counter->job->mode == KVT_COUNT_FLAT;
-    const bool is_tail = counter->job->order == KVT_COUNT_TAIL;
+    const bool is_tail = counter->job->order == KVT_COUNT_TAIL && !is_flat;
+    const bool is_hinted = counter->pools[0].ops->hint != NULL;
     const uint32_t tier_count = counter->job->tier_count;
-    uint32_t begin = 0;
-    for (uint32_t r = 0; r < accesses->request_count; r++) {
-        const uint32_t end = accesses->request_ends[r];
-        for (uint32_t i = begin; i < end && !is_flat; i++) {
-            const uint32_t t = find_tier(counter, accesses->blocks[i]);
-            if (t == tier_count) break;
+    struct kvt_policy_hint hint = hint_of(accesses, request, end - begin);
+    bool is_prefix = true;
+    for (uint32_t i = begin; i < end && !is_flat; i++) {
+        const uint32_t t = find_tier(counter, accesses->blocks[i]);
+        if (t == tier_count) is_prefix = false;
+        if (!is_prefix || !is_counted) break;
+        counter->result.tier_hits[t]++;
+        counter->result.hit_tokens += tokens_of(accesses, request, 1, i + 1 == end);
+    }
+    for (uint32_t i = begin; i < end; i++) {
+        const uint32_t at = is_tail ? begin + end - 1 - i : i;
+        const uint32_t t = is_flat && is_counted ? find_tier(counter, accesses->blocks[at]) : tier_count;
+        if (t < tier_count) {
             counter->result.tier_hits[t]++;
+            counter->result.hit_tokens += tokens_of(accesses, request, 1, at + 1 == end);
         }
-        for (uint32_t i = begin; i < end; i++) {
-            const uint32_t block = accesses->blocks[is_tail && !is_flat ? begin + end - 1 - i : i];
-            const uint32_t t = is_flat ? find_tier(counter, block) : tier_count;
-            if (t < tier_count) counter->result.tier_hits[t]++;
-            access_tiers(counter, block);
+        if (!is_flat) hint.offset = at - begin;
+        if (is_hinted) give_hint(counter, &hint);
+        access_tiers(counter, accesses->blocks[at]);
+    }
+}
+
+static bool is_full(const struct counter *counter)
+{
+    for (uint32_t t = 0; t < counter->job->tier_count; t++) {
+        if (counter->pools[t].used < counter->job->capacities[t]) return false;
+    }
+    return true;
+}
+
+static void count_request(struct counter *counter, uint32_t request, uint32_t begin, uint32_t end, bool is_counted)
+{
+    const struct kvt_count_job *job = counter->job;
+    if (is_counted) {
+        counter->result.accesses += end - begin;
+        counter->result.tokens += tokens_of(job->accesses, request, end - begin, true);
+    }
+    if (job->tier_count > 1) {
+        count_tiers(counter, request, begin, end, is_counted);
+    } else if (job->mode == KVT_COUNT_PREFIX) {
+        count_prefix(counter, request, begin, end, is_counted);
+    } else {
+        if (counter->pools[0].ops->hint) {
+            const struct kvt_policy_hint hint = hint_of(job->accesses, request, end - begin);
+            give_hint(counter, &hint);
         }
-        begin = end;
+        count_flat(counter, request, begin, end, is_counted);
     }
 }
 
@@ -209,16 +294,16 @@ static void count_rounds(struct counter *counter)
 {
     const struct kvt_count_job *job = counter->job;
     for (uint32_t round = 0; round < job->repeat; round++) {
-        if (job->tier_count > 1) count_tiers(counter);
-        else if (job->mode == KVT_COUNT_FLAT) count_flat(counter);
-        else count_prefix(counter);
+        uint32_t begin = 0;
+        for (uint32_t r = 0; r < job->accesses->request_count; r++) {
+            const uint32_t end = job->accesses->request_ends[r];
+            if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
+            count_request(counter, r, begin, end, round > 0 || r >= job->warmup_requests);
+            begin = end;
+        }
     }
-    counter->result.accesses = (uint64_t)job->accesses->access_count * job->repeat;
-    counter->result.is_filled = true;
-    for (uint32_t t = 0; t < job->tier_count; t++) {
-        counter->result.hits += counter->result.tier_hits[t];
-        if (counter->pools[t].used < job->capacities[t]) counter->result.is_filled = false;
-    }
+    counter->result.is_filled = is_full(counter);
+    for (uint32_t t = 0; t < job->tier_count; t++) counter->result.hits += counter->result.tier_hits[t];
 }
 
 static enum kvt_status count_with_policy(const struct kvt_count_job *job, struct kvt_count_result *ret_result)
@@ -243,6 +328,7 @@ enum kvt_status kvt_count(const struct kvt_count_job *job, struct kvt_count_resu
     KVT_ASSERT(job->tier_count <= KVT_COUNT_TIERS_MAX);
     KVT_ASSERT(KVT_IMPLIES(job->admission, job->tier_count == 1));
     const double begun = seconds();
+    KVT_ASSERT(KVT_IMPLIES(!job->policy, job->warmup_requests == 0));
     const enum kvt_status status = job->policy ? count_with_policy(job, ret_result) : kvt_belady_count(job, ret_result);
     if (status == KVT_OK) ret_result->seconds = seconds() - begun;
     return status;

@@ -9,6 +9,9 @@
  * from the last on (TAIL: tails leave first). Several tiers are exclusive: a block is in one of them; what leaves one
  * goes to the next, and a hit brings it to the first.
  *
+ * A policy that takes hints is told, in prefix mode, each block's place in its request, and in both modes what the
+ * trace says of the request: its turn, why it stopped, its time.
+ *
  * Thread: jobs share the accesses, which they only read; otherwise each is its own.
  */
 #ifndef KVT_TOOLS_SIM_COUNT_H
@@ -33,17 +36,20 @@ struct kvt_count_job {
     enum kvt_count_order order;
     uint32_t capacities[KVT_COUNT_TIERS_MAX]; /* blocks, at least 1 */
     uint32_t tier_count;
-    uint32_t repeat; /* how often the accesses are gone through, at least 1 */
+    uint32_t warmup_requests; /* the first so many fill the tiers and are not counted */
+    uint32_t repeat;          /* how often the accesses are gone through, at least 1 */
     uint64_t seed;
 };
 
 struct kvt_count_result {
     uint64_t accesses, hits;
+    uint64_t tokens, hit_tokens; /* the same in tokens: the last block of a request need not be full */
     uint64_t tier_hits[KVT_COUNT_TIERS_MAX];
-    uint64_t writes;    /* blocks inserted into the first tier; of a bound, not known: 0 */
-    uint64_t evictions; /* blocks that left the last tier */
-    bool is_filled;     /* all tiers were full at some time; where not, more room would change nothing */
-    double seconds;     /* of this thread's processor time */
+    bool is_filled_before; /* all tiers were full when counting began */
+    uint64_t writes;       /* blocks inserted into the first tier; of a bound, not known: 0 */
+    uint64_t evictions;    /* blocks that left the last tier */
+    bool is_filled;        /* all tiers were full at some time; where not, more room would change nothing */
+    double seconds;        /* of this thread's processor time */
 };
 
 /* NOMEM. */

@@ -32,6 +32,7 @@ enum option_key {
     OPTION_CAPACITIES,
     OPTION_ADMISSION,
     OPTION_REPEAT,
+    OPTION_WARMUP,
     OPTION_THREADS,
     OPTION_JSON,
     OPTION_CSV,
@@ -58,6 +59,8 @@ static const struct argp_option option_table[] = {
       "blocks, or N%: of the trace's different blocks, or N+N: tiers of so many "
       "blocks that share nothing (default " CAPACITIES_DEFAULT ")",
       2 },
+    { "warmup", OPTION_WARMUP, "N", 0,
+      "requests, or N%: the first so many of a trace fill the tiers and are not counted (default 0)", 2 },
     { "admission", OPTION_ADMISSION, "NAME,...", 0,
       "which missed blocks are written: admission policies, or all of them by 'each'", 2 },
     { 0, 0, 0, 0, "How:", 3 },
@@ -126,6 +129,18 @@ static bool add_policy(struct kvt_sim_options *options, const struct kvt_policy_
     return true;
 }
 
+static error_t refuse_policies(const struct argp_state *state, const char *value)
+{
+    char rule[1024] = "names with commas between, of";
+    for (uint32_t i = 0; kvt_policy_at(i); i++) {
+        const size_t used = strlen(rule);
+        (void)snprintf(rule + used, sizeof rule - used, " %s,", kvt_policy_at(i)->name);
+    }
+    const size_t used = strlen(rule);
+    (void)snprintf(rule + used, sizeof rule - used, " belady; or all");
+    return refuse(state, "--policies", value, rule);
+}
+
 static error_t read_policies(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
 {
     const char *rest = value;
@@ -140,13 +155,22 @@ static error_t read_policies(const struct argp_state *state, const char *value, 
             const struct kvt_policy_ops *ops = kvt_policy_find(name);
             is_added = (ops || strcmp(name, "belady") == 0) && add_policy(options, ops);
         }
-        if (!is_added) {
-            return refuse(state, "--policies", value,
-                          "names of eviction policies with commas between, belady, or all: "
-                          "docs/policies.md lists them");
-        }
+        if (!is_added) return refuse_policies(state, value);
     } while (has_more(&rest));
     return 0;
+}
+
+static error_t refuse_admissions(const struct argp_state *state, const char *value)
+{
+    char rule[512] = "names with commas between, of";
+    for (uint32_t i = 0; kvt_admission_at(i); i++) {
+        const size_t used = strlen(rule);
+        (void)snprintf(rule + used, sizeof rule - used, " %s,", kvt_admission_at(i)->name);
+    }
+    rule[strlen(rule) - 1] = '\0';
+    const size_t used = strlen(rule);
+    (void)snprintf(rule + used, sizeof rule - used, "; or each");
+    return refuse(state, "--admission", value, rule);
 }
 
 static error_t read_admissions(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
@@ -161,8 +185,7 @@ static error_t read_admissions(const struct argp_state *state, const char *value
     do {
         char name[ITEM_BYTES];
         const struct kvt_admission_ops *ops = next_item(&rest, name) ? kvt_admission_find(name) : NULL;
-        if (!ops || options->admission_count == KVT_SIM_ADMISSIONS_MAX)
-            return refuse(state, "--admission", value, "names of admission policies with commas between, or each");
+        if (!ops || options->admission_count == KVT_SIM_ADMISSIONS_MAX) return refuse_admissions(state, value);
         options->admissions[options->admission_count++] = ops;
     } while (has_more(&rest));
     return 0;
@@ -209,6 +232,28 @@ static error_t read_capacities(const struct argp_state *state, const char *value
     return 0;
 }
 
+/* "1000", "50%". Percents are rounded down to whole requests. */
+static error_t read_warmup(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
+{
+    static const char rule[] = "requests, 0 to 4294967294, or 0.01% to 100%";
+    char text[ITEM_BYTES];
+    const char *rest = value;
+    uint64_t requests = 0;
+    options->warmup_requests = options->warmup_percent_e2 = 0;
+    if (!next_item(&rest, text) || *rest != '\0') return refuse(state, "--warmup", value, rule);
+    const size_t length = strlen(text);
+    if (text[length - 1] == '%') {
+        double percent = 0;
+        text[length - 1] = '\0';
+        if (kvt_parse_decimal(text, 0.01, 100, &percent)) return refuse(state, "--warmup", value, rule);
+        options->warmup_percent_e2 = (uint32_t)(percent * 100 + 0.5);
+        return 0;
+    }
+    if (kvt_parse_count(text, 0, UINT32_MAX - 1, &requests)) return refuse(state, "--warmup", value, rule);
+    options->warmup_requests = (uint32_t)requests;
+    return 0;
+}
+
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 static error_t read_trace(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
@@ -226,6 +271,15 @@ static error_t read_format(const struct argp_state *state, enum kvt_sim_format f
     }
     options->format = format;
     return 0;
+}
+
+static void drop_bound(struct kvt_sim_options *options)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < options->policy_count; i++) {
+        if (options->policies[i]) options->policies[kept++] = options->policies[i];
+    }
+    options->policy_count = kept;
 }
 
 /* The last of what only the whole command line tells. */
@@ -250,6 +304,15 @@ static error_t put_together(const struct argp_state *state, struct kvt_sim_optio
             continue;
         (void)kvt_usage_error(state->argv[0], "--policies belady: the bound has one tier and admits all");
         return EINVAL;
+    }
+    if (options->warmup_requests > 0 || options->warmup_percent_e2 > 0) {
+        const uint32_t before = options->policy_count;
+        drop_bound(options);
+        if (options->is_policies_given && options->policy_count < before) {
+            (void)kvt_usage_error(state->argv[0],
+                                  "--warmup is for policies only: the bound, belady, counts from the first request on");
+            return EINVAL;
+        }
     }
     if (options->workload.block_tokens == 0)
         options->workload.block_tokens = is_trace ? BLOCK_TOKENS_TRACE : BLOCK_TOKENS_DEFAULT;
@@ -298,7 +361,8 @@ static error_t read_option(int key, char *value, struct argp_state *state)
             return refuse(state, "--order", value, "tail or head");
         options->order = *value == 't' ? KVT_COUNT_TAIL : KVT_COUNT_HEAD;
         return 0;
-    case OPTION_POLICIES: return read_policies(state, value, options);
+    case OPTION_POLICIES: options->is_policies_given = true; return read_policies(state, value, options);
+    case OPTION_WARMUP: return read_warmup(state, value, options);
     case OPTION_CAPACITIES: return read_capacities(state, value, options);
     case OPTION_ADMISSION: return read_admissions(state, value, options);
     case OPTION_PLOT: {

@@ -39,6 +39,9 @@ struct kvt_sim_options {
     uint32_t capacity_count;
     const struct kvt_admission_ops *admissions[KVT_SIM_ADMISSIONS_MAX];
     uint32_t admission_count;
+    uint32_t warmup_requests;   /* not counted */
+    uint32_t warmup_percent_e2; /* or so many hundredths of a percent of each trace's requests; 0: requests are given */
+    bool is_policies_given;
     uint32_t repeat;
     uint32_t threads;
     enum kvt_sim_format format;

@@ -73,7 +73,6 @@ static struct json_object *result_of(const struct kvt_sim_report *report, uint32
 {
     const struct kvt_count_job *job = &report->jobs[i];
     const struct kvt_count_result *result = &report->results[i];
-    const uint64_t block_tokens = report->options->workload.block_tokens;
     struct json_object *object = json_object_new_object();
     put_text(object, "trace", report->traces[report->job_traces[i]].name);
     put_text(object, "policy", kvt_sim_policy_name(job->policy));
@@ -82,7 +81,12 @@ static struct json_object *result_of(const struct kvt_sim_report *report, uint32
     put(object, "accesses", result->accesses);
     put(object, "hits", result->hits);
     put_double(object, "hit_ratio", ratio(result->hits, result->accesses), "%.6f");
-    put(object, "hit_tokens", result->hits * block_tokens);
+    put(object, "tokens", result->tokens);
+    put(object, "hit_tokens", result->hit_tokens);
+    if (job->warmup_requests > 0) {
+        put(object, "warmup_requests", job->warmup_requests);
+        (void)json_object_object_add(object, "filled_before", json_object_new_boolean(result->is_filled_before));
+    }
     if (job->policy) {
         put(object, "blocks_written", result->writes);
         put(object, "evictions", result->evictions);

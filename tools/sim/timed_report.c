@@ -130,10 +130,34 @@ static struct json_object *result_of(const struct kvt_timed_job *job)
     return object;
 }
 
+/* What the times stand on. */
+static void put_machine(struct json_object *root, const struct kvt_timed *timed)
+{
+    const struct kvt_model_roofline *roofline = &timed->roofline;
+    const struct kvt_model_links *links = &timed->links;
+    struct json_object *steps = json_object_new_object(), *moves = json_object_new_object();
+    put_double(steps, "flops_per_second", roofline->flops_per_s);
+    put_double(steps, "bytes_per_second", roofline->bytes_per_s);
+    put_double(steps, "parameters", roofline->parameters);
+    put(steps, "step_ns", timed->jobs[0].options.step_ns);
+    (void)json_object_object_add(root, "roofline", steps);
+    put(moves, "to_host_bytes_per_second", links->to_host_bytes_per_s);
+    put(moves, "to_device_bytes_per_second", links->to_device_bytes_per_s);
+    put(moves, "to_host_op_ns", links->to_host_latency_ns);
+    put(moves, "to_device_op_ns", links->to_device_latency_ns);
+    put(moves, "nvme_read_bytes_per_second", links->nvme_read_bytes_per_s);
+    put(moves, "nvme_write_bytes_per_second", links->nvme_write_bytes_per_s);
+    put(moves, "nvme_read_op_ns", links->nvme_read_latency_ns);
+    put(moves, "nvme_write_op_ns", links->nvme_write_latency_ns);
+    put_double(moves, "pack_ratio", links->pack_ratio);
+    (void)json_object_object_add(root, "links", moves);
+}
+
 static int print_json(const struct kvt_timed *timed)
 {
     struct json_object *root = json_object_new_object(), *results = json_object_new_array();
     for (uint32_t j = 0; j < timed->job_count; j++) (void)json_object_array_add(results, result_of(&timed->jobs[j]));
+    put_machine(root, timed);
     (void)json_object_object_add(root, "results", results);
     const char *text = json_object_to_json_string_ext(
         root, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
@@ -207,6 +231,26 @@ static void add_row(struct kvt_listing *listing, const struct kvt_timed_job *job
     kvt_listing_add(listing, "%.2f", o->seconds);
 }
 
+static void print_rate(const char *name, uint64_t bytes_per_s)
+{
+    if (bytes_per_s > 0) (void)printf(", %s %.1f GB/s", name, (double)bytes_per_s * 1e-9);
+}
+
+/* One line: what the times stand on. */
+static void print_machine(const struct kvt_timed *timed)
+{
+    const struct kvt_model_roofline *roofline = &timed->roofline;
+    const uint64_t step_ns = timed->jobs[0].options.step_ns;
+    if (step_ns > 0) (void)printf("steps of %s", kvt_format_duration(step_ns).text);
+    else if (roofline->flops_per_s > 0)
+        (void)printf("steps by a roofline of %.0f TFLOP/s and %.0f GB/s, %.3g parameters",
+                     roofline->flops_per_s * 1e-12, roofline->bytes_per_s * 1e-9, roofline->parameters);
+    else (void)printf("steps that take %s", timed->has_links ? "what was measured" : "no time");
+    print_rate("host link", timed->links.to_device_bytes_per_s);
+    print_rate("disk reads", timed->links.nvme_read_bytes_per_s);
+    (void)printf(", packed %.2f times\n", timed->links.pack_ratio);
+}
+
 static void print_table(const struct kvt_timed *timed)
 {
     static const char *const heads[] = { "policy",     "reused %",           "belady %",  "fetched",
@@ -218,6 +262,7 @@ static void print_table(const struct kvt_timed *timed)
     (void)printf("%s: %s of %s requests completed\n", first->workload->name,
                  kvt_format_count(first->outcome.run.requests_completed).text,
                  kvt_format_count(first->outcome.run.requests).text);
+    print_machine(timed);
     for (uint32_t j = 0; j < timed->job_count;) {
         struct kvt_listing listing;
         kvt_listing_init(&listing, "lrrrrrrrrrrrrrr");

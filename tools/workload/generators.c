@@ -26,7 +26,8 @@ struct generator {
     uint64_t context_tokens; /* default */
     uint64_t shared_tokens;  /* of the system prompt; less when the context is short */
     uint32_t turns_min, turns_max;
-    uint32_t output_percent;   /* of a turn */
+    uint32_t output_percent; /* of a turn */
+    enum kvt_stop stop;
     uint64_t think_ns, gap_ns; /* means: default pause between turns; between the starts of sessions or requests */
 };
 
@@ -104,6 +105,7 @@ static enum kvt_status add_session(const struct generator *generator, struct kvt
         row->request.session = session;
         row->request.turn = turn;
         row->request.think_ns = think_ns;
+        row->request.stop = generator->stop;
         row->request.prompt_tokens = context + input;
         row->request.output_tokens = output;
         row->streams.common_end = plan->shared_tokens;
@@ -192,6 +194,7 @@ static const struct generator generators[] = {
       .turns_min = 4,
       .turns_max = 8,
       .output_percent = 60,
+      .stop = KVT_STOP_END_TURN,
       .think_ns = 20 * KVT_NS_PER_S,
       .gap_ns = KVT_NS_PER_S / 2 },
     { .name = "agent",
@@ -202,6 +205,7 @@ static const struct generator generators[] = {
       .turns_min = 12,
       .turns_max = 36,
       .output_percent = 12,
+      .stop = KVT_STOP_TOOL_USE,
       .think_ns = 2 * KVT_NS_PER_S,
       .gap_ns = 2 * KVT_NS_PER_S },
     { .name = "longdoc",

@@ -8,7 +8,7 @@
  *                                   left out
  *   output_hash_ids                 of a recorded run: ids of the blocks after those of hash_ids, which then has all of
  *                                   the prompt's, to the end of the output; the output's tokens are theirs as well
- *   session_id, turn, think_ms, stop, api_ms   may be there; stop and api_ms are checked but not used
+ *   session_id, turn, think_ms, stop, api_ms   may be there; api_ms is checked but not used
  *
  * Other fields are skipped.
  */
@@ -221,6 +221,14 @@ static void destroy_table(struct session_table *table)
     kvt_free(table->slots);
 }
 
+/* Other texts are as good as none. */
+static enum kvt_stop stop_of(const char *text)
+{
+    if (strcmp(text, "tool_use") == 0) return KVT_STOP_TOOL_USE;
+    if (strcmp(text, "end_turn") == 0) return KVT_STOP_END_TURN;
+    return KVT_STOP_UNKNOWN;
+}
+
 /* A trace may begin in the middle of a session: turns are counted from the first one that is there. */
 static enum kvt_status read_turn(struct reader *reader, struct json_object *id, struct kvt_request *request)
 {
@@ -249,8 +257,10 @@ static enum kvt_status read_turn(struct reader *reader, struct json_object *id, 
     session->turn_in_file = turn_in_file;
     if (json_object_object_get_ex(reader->object, "think_ms", &value))
         KVT_TRY(parse_ms(reader, "think_ms", value, &request->think_ns));
-    if (json_object_object_get_ex(reader->object, "stop", &value) && !json_object_is_type(value, json_type_string))
-        return refuse_field(reader, "stop", value, "a string");
+    if (json_object_object_get_ex(reader->object, "stop", &value)) {
+        if (!json_object_is_type(value, json_type_string)) return refuse_field(reader, "stop", value, "a string");
+        request->stop = stop_of(json_object_get_string(value));
+    }
     uint64_t api_ns;
     if (json_object_object_get_ex(reader->object, "api_ms", &value))
         KVT_TRY(parse_ms(reader, "api_ms", value, &api_ns));

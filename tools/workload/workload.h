@@ -19,12 +19,16 @@
 
 #define KVT_NO_SESSION UINT32_MAX
 
+/* Why a request's answer ended: what the next turn waits for. */
+enum kvt_stop { KVT_STOP_UNKNOWN, KVT_STOP_TOOL_USE, KVT_STOP_END_TURN };
+
 struct kvt_request {
     /* from the start of the workload; turn > 0 of a session: not before think_ns after the turn before ended */
     uint64_t arrival_ns;
-    uint32_t session;       /* KVT_NO_SESSION: the request stands alone */
-    uint32_t turn;          /* 0 for the first */
-    bool is_last_turn;      /* true for a request that stands alone */
+    uint32_t session;  /* KVT_NO_SESSION: the request stands alone */
+    uint32_t turn;     /* 0 for the first */
+    bool is_last_turn; /* true for a request that stands alone */
+    enum kvt_stop stop;
     uint64_t think_ns;      /* pause before this turn, after the end of the one before */
     uint64_t prompt_tokens; /* at least 1 */
     uint64_t output_tokens;

@@ -256,6 +256,17 @@ class Runtime:
         numbers["tiers"] = dict(zip(_TIERS, numbers["tiers"]))
         return numbers
 
+    def metrics(self) -> str:
+        """The same and more for a monitoring system, in the OpenMetrics text format."""
+        room = 1 << 16
+        while True:
+            text = ffi.new("char[]", room)
+            with self._handle.gate:
+                length = int(lib.kvt_metrics_text(self._handle.runtime, text, room))
+            if length < room:
+                return str(ffi.string(text).decode())
+            room = length + 1
+
     def close(self) -> None:
         """Ends all sequences, makes durable what was stashed, closes. BufferError: a slot is still viewed."""
         self._handle.close(True)
@@ -392,7 +403,8 @@ class Sequence:
     def _native(self) -> Any:
         return self.runtime._handle.runtime
 
-    def _listed(self, call: Any, kind: str, group: int, what: str, value: Callable[[Any], int]) -> tuple[int, list[int]]:
+    def _listed(self, call: Any, kind: str, group: int, what: str,
+                value: Callable[[Any], int]) -> tuple[int, list[int]]:
         if not 0 <= group < len(self.runtime.shape.groups):
             raise Invalid(f"group is {group}: 0 to {len(self.runtime.shape.groups) - 1}")
         first, count, room = ffi.new("uint64_t *"), ffi.new("uint64_t *"), 64

@@ -57,6 +57,7 @@ class Bytes(RuntimeTest):
             tiers = runtime.stats()["tiers"]
             self.assertGreater(tiers["nvme"]["hits"], 0)
             self.assertGreater(tiers["host"]["hits"] + tiers["device"]["hits"], 0)
+            self.assertTrue(runtime.metrics().startswith("#") and runtime.metrics().endswith("# EOF\n"))
         with self.open() as runtime:
             self.check_all(runtime, prompts, contents, is_all=False)
 
@@ -149,8 +150,8 @@ class Misuse(RuntimeTest):
         sequence = runtime.create(range(20))
         runtime.close()
         runtime.close()
-        for call in (lambda: runtime.create([1]), runtime.stats, runtime.wait, runtime.fileno, runtime.reset,
-                     lambda: len(sequence), lambda: sequence.append(1), sequence.finish, lambda: sequence.stall,
+        for call in (lambda: runtime.create([1]), runtime.stats, runtime.metrics, runtime.wait, runtime.fileno,
+                     runtime.reset, lambda: len(sequence), lambda: sequence.append(1), sequence.finish, lambda: sequence.stall,
                      lambda: runtime.step([]), lambda: runtime.slot(0, 0), runtime.synchronize):
             with self.assertRaisesRegex(kvtier.Closed, "is closed"):
                 call()

@@ -361,7 +361,8 @@ class Processes(StoreTest):
             self.assertEqual(store.get("a"), b"kept")
 
     def test_the_package_loads_without_preloading_anything(self):
-        run = self.run_python("import kvtier, os\nassert 'LD_PRELOAD' not in os.environ\nprint(kvtier.digest(b'').hex())")
+        run = self.run_python("import kvtier, os\nassert 'LD_PRELOAD' not in os.environ\n"
+                              "print(kvtier.digest(b'').hex())")
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(run.stdout.strip(), kvtier.digest(b"").hex())
 

@@ -123,9 +123,14 @@ class TieredCache:
             self._whole().clear()
 
     def stats(self) -> dict[str, Any]:
-        """Attached: the numbers of struct kvt_llama_stats in kvtier/llama.h. Otherwise those of the whole states."""
+        """
+        Attached: the numbers of struct kvt_llama_stats in kvtier/llama.h, and `evaluated_tokens`, by the engine since
+        then. Otherwise those of the whole states.
+        """
         self._check()
-        return self._attached.attachment.stats() if self._attached else self._whole().stats()
+        if self._attached:
+            return {**self._attached.attachment.stats(), "evaluated_tokens": self._attached.evaluated}
+        return self._whole().stats()
 
     def close(self) -> None:
         """Detaches, makes durable, closes. A second call does nothing."""
@@ -168,6 +173,7 @@ class _Attached:
         self.attachment = Attachment(options, llama._ctx.ctx, library_handle())
         self._eval, self._load_state, self._cut = llama.eval, llama.load_state, llama._ctx.kv_cache_seq_rm
         self._kept = tokens_of([])  # what was saved last, or restored
+        self.evaluated = 0
         llama.eval, llama.save_state, llama.load_state = self.eval, self.save_state, self.load_state
         llama._ctx.kv_cache_seq_rm = self.cut
 
@@ -190,6 +196,7 @@ class _Attached:
             if self.attachment.is_due(0, int(self.llama.n_tokens), len(batch)):
                 self.save()
             self._eval(batch)
+            self.evaluated += len(batch)
 
     def cut(self, sequence: int, first: int, end: int) -> bool:
         """

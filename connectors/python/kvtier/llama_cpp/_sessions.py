@@ -24,19 +24,21 @@ class Sessions:
             print(piece, end="", flush=True)
 
     The context is one of its own, of `slots` sequences of `n_ctx` tokens (by default as many as the Llama's): the Llama
-    gives the model and the settings. What is said to the model outlives a restart on disk: a conversation that is
+    gives the model and the settings. `chat_template` is Jinja text, by default the model's own. What is said to the model outlives a restart on disk: a conversation that is
     begun with the same tokens goes on where it was. Calls come from one thread.
     """
 
     def __init__(self, llama: Any, slots: int = 3, *, n_ctx: int | None = None,
                  path: str | os.PathLike[str] | None = None, host: int | str = "512MiB", nvme: int | str = "4GiB",
                  salt: bytes | str = b"", key: bytes | None = None, nvme_bytes_per_day: int | str = 0,
-                 model: str = "", block_tokens: int = 0, is_codec_off: bool = False) -> None:
+                 model: str = "", block_tokens: int = 0, is_codec_off: bool = False,
+                 chat_template: str | None = None) -> None:
         if not 1 <= count_of("slots", slots) <= 256:
             raise Invalid(f"slots is {slots}: 1 to 256")
         options = Options(path, host, nvme, salt, key, nvme_bytes_per_day, model, block_tokens, is_codec_off)
         self.llama = llama
         self.n_ctx = llama.n_ctx() if n_ctx is None else count_of("n_ctx", n_ctx)
+        self._template = chat_template or llama.metadata.get("tokenizer.chat_template")
         self._context = _Context(llama, slots, self.n_ctx)
         self._sessions: dict[str, Session] = {}
         self._resident: collections.OrderedDict[str, int] = collections.OrderedDict()  # name: sequence; oldest first
@@ -136,12 +138,23 @@ class Sessions:
             pass  # not what it should hold, which the C library has counted: computed again
         self._context.clear(sequence)
 
+    def _prompt(self, messages: list[dict[str, str]]) -> str:
+        """The text of a conversation by the model's template."""
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        if not self._template:
+            raise Unsupported("this model brings no chat template: give Sessions a chat_template, or use generate()")
+        eos, bos = self._context.texts()
+        formatter = Jinja2ChatFormatter(template=self._template, eos_token=eos, bos_token=bos)
+        return str(formatter(messages=messages).prompt).removeprefix(bos)  # the tokeniser adds it
+
     def _keep(self, sequence: int, tokens: Any) -> None:
+        """What cannot be kept is computed again."""
         if len(tokens) > 0:
             try:
                 self.attachment.save(sequence, tokens)
-            except Invalid:
-                pass
+            except (Closed, Invalid):
+                pass  # Closed: a reader that leaves at the end of the interpreter
 
 
 class Session:
@@ -193,8 +206,12 @@ class Session:
             prompt = llama.tokenize(text, add_bos=True, special=True)
         self.evaluate(prompt)
         context = self._sessions._context
-        with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
-            yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        try:
+            with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
+                yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        finally:
+            if self.is_resident:  # also when its reader has left
+                self._sessions._keep(self._sessions._resident[self.name], self.tokens)
 
     def chat(self, text: str, max_tokens: int = 256, *, system: str = "", **options: Any) -> Iterator[str]:
         """Says something in the conversation and yields the answer, by the model's chat template."""
@@ -202,7 +219,7 @@ class Session:
         if system and not self.messages:
             said.insert(0, {"role": "system", "content": system})
         answer = ""
-        for piece in self.generate(self._sessions._context.chat_prompt(said), max_tokens, **options):
+        for piece in self.generate(self._sessions._prompt(said), max_tokens, **options):
             answer += piece
             yield piece
         self.messages = [*said, {"role": "assistant", "content": answer}]
@@ -301,21 +318,15 @@ class _Context:
     def is_end(self, token: int) -> bool:
         return bool(self._library.llama_vocab_is_eog(self._vocab, token))
 
+    def texts(self) -> tuple[str, str]:
+        """Those of the tokens for the end and the beginning of a text."""
+        library, vocab = self._library, self._vocab
+        eos, bos = (library.llama_vocab_get_text(vocab, token).decode() if token >= 0 else ""
+                    for token in (library.llama_vocab_eos(vocab), library.llama_vocab_bos(vocab)))
+        return eos, bos
+
     def sampler(self, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> _Sampler:
         return _Sampler(self._library, self, temperature, top_k, top_p, min_p, seed)
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
-        """The text of a conversation by the model's template."""
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-        template = self._llama.metadata.get("tokenizer.chat_template")
-        if not template:
-            raise Unsupported("this model has no chat template: use generate()")
-        library = self._library
-        eos, bos = (library.llama_vocab_get_text(self._vocab, token).decode() if token >= 0 else ""
-                    for token in (library.llama_vocab_eos(self._vocab), library.llama_vocab_bos(self._vocab)))
-        formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
-        return str(formatter(messages=messages).prompt).removeprefix(bos)  # the tokeniser adds it
 
 
 class _Sampler:

@@ -420,6 +420,18 @@ enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq)
     return end_call(runtime, kvt_sequence_idle(&runtime->core, sequence));
 }
 
+enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq, const struct kvt_seq_hint *hint)
+{
+    _Static_assert((int)KVT_NEXT_TOOL == (int)KVT_POLICY_NEXT_TOOL, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_PERSON == (int)KVT_POLICY_NEXT_PERSON, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_NOBODY == (int)KVT_POLICY_NEXT_NOBODY, "the core hands it on as it is");
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    if ((unsigned)hint->next > KVT_NEXT_NOBODY) return end_call(runtime, KVT_INVAL);
+    sequence->next_use = (uint8_t)hint->next;
+    sequence->turn = hint->turn;
+    return end_call(runtime, KVT_OK);
+}
+
 enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)

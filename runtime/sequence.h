@@ -87,6 +87,8 @@ struct kvt_sequence {
     bool is_unwaited;       /* its step did not wait for a layer that was on its way */
     bool is_whole;          /* brought whole until it is ready: all at once did not fit */
     uint8_t landing_tries;
+    uint32_t turn;                    /* as kvt_seq_hint told; UINT32_MAX: unknown */
+    uint8_t next_use;                 /* enum kvt_next */
 };
 
 enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };

@@ -224,6 +224,27 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_window(struct kvt_runtime *runtime
 /* Between turns: the blocks stay held, and may leave the device. Reserved tokens are given back. INVAL: in a step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq);
 
+/* Whom the next turn of a sequence's conversation waits for, once this turn's answer is there. */
+enum kvt_next {
+    KVT_NEXT_UNKNOWN,
+    KVT_NEXT_TOOL,   /* a program: it will be back soon */
+    KVT_NEXT_PERSON, /* somebody who reads and thinks first */
+    KVT_NEXT_NOBODY  /* the conversation is over */
+};
+
+struct kvt_seq_hint {
+    enum kvt_next next;
+    uint32_t turn; /* of the conversation, the first is 0; UINT32_MAX: unknown */
+};
+
+/*
+ * What is known of the sequence beside its tokens, for eviction policies of the device tier that ask. Told before
+ * kvt_seq_idle or kvt_seq_finish, it orders what they release. It replaces what was told before; a fork inherits it. A
+ * guess that is wrong costs hits, never bytes. INVAL: stale sequence, or no such `next`.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq,
+                                                   const struct kvt_seq_hint *hint);
+
 /*
  * Claims the device again and fetches what is missing, before anything else. FULL in *ret_room: set another one idle
  * first.

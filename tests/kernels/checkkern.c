@@ -24,6 +24,7 @@
 #include "tests/kernels/launches.h"
 
 static const struct kern_kernel *const registry[] = {
+    &kern_attention,
     &kern_block_pack, &kern_block_unpack, &kern_checksum,    &kern_pages,
     &kern_pattern,    &kern_quantise,     &kern_rank_planes, /* one line for each */
 };

@@ -407,8 +407,9 @@ struct kvt_piece {
 };
 
 /*
- * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c of a group starts
- * at kvt_device_slot(runtime, group, 0) + c * (block bytes / layers), K before V; KVT_NO_SLOT where a window dropped the
+ * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c is the place of layer
+ * c % layers in slot c / layers, whichever layer it holds. So in memory that kvtier owns it starts at kvt_device_slot(runtime,
+ * group, 0) + c * (block bytes / layers), K before V. KVT_NO_SLOT where a window dropped the
  * block. They are ordered before whatever is submitted to stream from now on, and stay where they are until everything
  * submitted to stream before the next call on this reader (or the end of the step) is done. INVAL: stale, not in a step,
  * or no pass.

@@ -200,10 +200,9 @@ static bool is_loaded(const struct kvt_cuda *c, const struct kvt_cuda_stream *s)
 
 /* ---- Issuing --------------------------------------------------------------------------------- */
 
-/* On the host, or on the device for what an unpack reads. */
-static bool takes_staging(const struct kvt_gpu_job *job)
+static bool is_packing(const struct kvt_gpu_job *job)
 {
-    return job->is_staged || job->move.kind == KVT_GPU_MOVE_UNPACK;
+    return job->move.kind == KVT_GPU_MOVE_PACK || job->move.kind == KVT_GPU_MOVE_UNPACK;
 }
 
 /* True when the host's side of the job's move, if it has one, is pinned. */
@@ -223,19 +222,26 @@ static bool is_ready(const struct kvt_cuda_stream *s, const struct kvt_cuda_item
     if (item->kind == KVT_CUDA_ITEM_MARK) return true;
     const struct kvt_gpu_job *job = item->job;
     if (s->jobs_issued - s->jobs_finished == KVT_CUDA_TABLES && !KVT_PLANTED(TABLE_TWICE)) return false;
-    if (takes_staging(job) && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
+    if (job->is_staged && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
+    const bool is_unpack = job->move.kind == KVT_GPU_MOVE_UNPACK;
+    if (is_unpack && s->unpacks_issued - s->unpacks_finished == KVT_CUDA_UNPACK_DEPTH) return false;
     return is_thread || (!job->before && is_host_pinned(s, job));
+}
+
+/* The job's table, and its place in staging. */
+static struct kvt_cuda_table *take_places(struct kvt_cuda_stream *s, struct kvt_gpu_job *job)
+{
+    struct kvt_cuda *c = s->cuda;
+    if (job->is_staged)
+        job->staging = s->staging + s->staged_issued++ % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
+    return &s->tables[s->jobs_issued++ % KVT_CUDA_TABLES];
 }
 
 static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
 {
     struct kvt_cuda *c = s->cuda;
     struct kvt_gpu_job *job = item->job;
-    struct kvt_cuda_table *table = &s->tables[s->jobs_issued % KVT_CUDA_TABLES];
-    s->jobs_issued++;
-    const uint64_t place = s->staged_issued % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
-    if (takes_staging(job)) s->staged_issued++;
-    if (job->is_staged) job->staging = s->staging + place;
+    struct kvt_cuda_table *table = take_places(s, job);
     if (job->before && !is_lost(c)) {
         s->is_issuing = true;
         (void)pthread_mutex_unlock(&c->lock);
@@ -255,13 +261,54 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
      */
     s->is_issuing = !way.is_pinned;
     if (!way.is_pinned) (void)pthread_mutex_unlock(&c->lock);
-    const bool is_packing = job->move.kind == KVT_GPU_MOVE_PACK || job->move.kind == KVT_GPU_MOVE_UNPACK;
-    KVT_ASSERT(KVT_IMPLIES(is_packing, s->packed_device && way.is_pinned));
-    const bool is_good = is_packing ? kvt_cuda_issue_pack(c, s, table, &job->move, &way, s->packed_device + place)
-                                    : kvt_cuda_issue_move(c, s, table, &job->move, &way);
+    const bool is_good = kvt_cuda_issue_move(c, s, table, &job->move, &way);
     if (!way.is_pinned) (void)pthread_mutex_lock(&c->lock);
     s->is_issuing = false;
     item->is_failed = !is_good;
+}
+
+static void item_is_issued(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
+{
+    if (!is_lost(s->cuda)) record(s, item, handle_of(s));
+    if (s->is_per_thread && pthread_equal(pthread_self(), s->owner)) s->owner_serial = s->issued + 1;
+    s->issued++;
+    (void)pthread_cond_broadcast(&s->cuda->progress);
+}
+
+/*
+ * Packs, or unpacks, that stand one behind the other become one launch: one block alone does not keep a link busy. While as
+ * many launches as are good for it are under way, the next one gathers. False: it gathers.
+ */
+static bool issue_batch(struct kvt_cuda_stream *s, bool is_thread)
+{
+    struct kvt_cuda *c = s->cuda;
+    struct kvt_cuda_packing blocks[KVT_CUDA_BATCH_MAX];
+    uint32_t count = 0;
+    if (s->batches_open == KVT_CUDA_BATCHES_OPEN && !is_lost(c)) return false;
+    const enum kvt_gpu_move_kind kind = item_of(s, s->issued + 1)->job->move.kind;
+    while (count < KVT_CUDA_BATCH_MAX && s->issued + count < s->submitted) {
+        struct kvt_cuda_item *item = item_of(s, s->issued + 1 + count);
+        if (item->kind != KVT_CUDA_ITEM_JOB || item->job->move.kind != kind || !is_ready(s, item, is_thread)) break;
+        if (count > 0 && s->jobs_issued % KVT_CUDA_TABLES == 0) break; /* its table is no neighbour */
+        struct kvt_gpu_job *job = item->job;
+        struct kvt_cuda_packing *block = &blocks[count++];
+        *block = (struct kvt_cuda_packing){ .move = &job->move, .table = take_places(s, job) };
+        block->host = job->is_staged ? job->staging : job->move.host;
+        if (kind != KVT_GPU_MOVE_UNPACK) continue;
+        block->packed = s->packed_device + s->unpacks_issued++ % KVT_CUDA_UNPACK_DEPTH * c->config.staging_bytes;
+    }
+    KVT_ASSERT(count > 0 && s->packed_device);
+    const uint64_t now = now_ns(c);
+    const bool is_good = !is_lost(c) && kvt_cuda_issue_packing(c, s, blocks, count, handle_of(s));
+    for (uint32_t i = 0; i < count; i++) {
+        struct kvt_cuda_item *item = item_of(s, s->issued + 1);
+        item->is_failed = !is_good;
+        item->issued_ns = now;
+        item->ends_batch = i + 1 == count;
+        item_is_issued(s, item);
+    }
+    s->batches_open++;
+    return true;
 }
 
 /* Issues what is ready, in order. True: there was some. */
@@ -274,11 +321,12 @@ static bool issue(struct kvt_cuda_stream *s, bool is_thread)
         if (!is_ready(s, item, is_thread)) break;
         /* A wait that CUDA refuses is tried again; nothing goes past it. */
         if (item->kind == KVT_CUDA_ITEM_WAIT && !is_lost(c) && !order_after(c, handle_of(s), item->mark)) break;
+        if (item->kind == KVT_CUDA_ITEM_JOB && is_packing(item->job)) {
+            if (!issue_batch(s, is_thread)) break;
+            continue;
+        }
         if (item->kind == KVT_CUDA_ITEM_JOB) issue_job(s, item);
-        if (!is_lost(c)) record(s, item, handle_of(s));
-        if (s->is_per_thread && pthread_equal(pthread_self(), s->owner)) s->owner_serial = s->issued + 1;
-        s->issued++;
-        (void)pthread_cond_broadcast(&c->progress);
+        item_is_issued(s, item);
     }
     return s->issued > before;
 }
@@ -293,7 +341,8 @@ static bool finish_job(struct kvt_cuda_stream *s)
     struct kvt_cuda_item *item = item_of(s, s->finished + 1);
     if (item->kind != KVT_CUDA_ITEM_JOB || !is_over(s, item)) return false;
     struct kvt_gpu_job *job = item->job;
-    const bool is_staged = takes_staging(job);
+    const bool is_staged = job->is_staged, is_unpack = job->move.kind == KVT_GPU_MOVE_UNPACK;
+    const bool ends_batch = item->ends_batch;
     const struct kvt_cuda_table *table = &s->tables[s->jobs_finished % KVT_CUDA_TABLES];
     if (table->result) job->move.result = *(volatile uint32_t *)table->result;
     const uint64_t now = now_ns(c), start_ns = kvt_max_u64(item->issued_ns, s->ready_ns);
@@ -306,6 +355,8 @@ static bool finish_job(struct kvt_cuda_stream *s)
     s->jobs_finished++;
     s->jobs_open--;
     if (is_staged) s->staged_finished++;
+    if (is_unpack) s->unpacks_finished++;
+    if (ends_batch) s->batches_open--;
     item_is_finished(s);
     return true;
 }

@@ -13,6 +13,8 @@
  *    finished (B09).
  * 5. A call that failed ends its item as failed, after what was issued of it. An error that stays makes the device
  *    lost: all items are finished as failed, without CUDA.
+ * 6. Packs, and unpacks, that stand one behind the other are one launch. Two launches are under way at most; meanwhile the
+ *    next one gathers. A job is over when its launch is.
  *
  * Thread:  one lock for all of it, given up while before, after and done run. CUDA is called under it; that may wait
  *          for room in CUDA's queue, never for us.
@@ -29,6 +31,9 @@
 #define KVT_CUDA_RING_ITEMS 1024u
 #define KVT_CUDA_TABLES 32u       /* moves of a stream that are issued and not finished */
 #define KVT_CUDA_STAGING_DEPTH 3u /* of them, staged ones */
+#define KVT_CUDA_UNPACK_DEPTH 8u  /* of them, unpacks */
+#define KVT_CUDA_BATCH_MAX 8u     /* packs, or unpacks, of one launch */
+#define KVT_CUDA_BATCHES_OPEN 2u  /* launches under way: one moves, the next one stands behind it */
 #define KVT_CUDA_PINNED_MAX 256u  /* ranges; neighbours are one */
 
 enum kvt_cuda_item_kind { KVT_CUDA_ITEM_MARK, KVT_CUDA_ITEM_WAIT, KVT_CUDA_ITEM_JOB };
@@ -40,6 +45,7 @@ struct kvt_cuda_item {
     cudaEvent_t event; /* made when it is first needed, then kept */
     bool is_recorded;  /* the event is behind the item; otherwise it is tried again */
     bool is_failed;
+    bool ends_batch; /* the last one of a launch */
     uint64_t issued_ns;
 };
 
@@ -75,6 +81,8 @@ struct kvt_cuda_stream {
     uint64_t submitted, issued, finished;
     uint64_t jobs_issued, jobs_finished, jobs_open; /* open: submitted and not finished */
     uint64_t staged_issued, staged_finished;
+    uint64_t unpacks_issued, unpacks_finished;
+    uint32_t batches_open;
     uint64_t ready_ns; /* when the item before was seen to be over */
     bool is_issuing;   /* the thread is in a job's before */
 
@@ -109,6 +117,7 @@ struct kvt_cuda {
     struct kvt_env env;
     int device;
     _Atomic bool has_batch; /* cudaMemcpyBatchAsync; cleared when the driver does not know it */
+    bool has_no_kernels;    /* one was tried and refused: this device has no code of ours */
     bool is_unified;        /* kernels use the host's addresses of pinned memory */
     struct kvt_cuda_choice choice;
     cudaEvent_t probe; /* never recorded: asked whether the device still answers */
@@ -164,10 +173,19 @@ void kvt_cuda_calibrate(struct kvt_cuda *cuda);
 void kvt_cuda_pack_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream);
 void kvt_cuda_pack_done(struct kvt_cuda_stream *stream);
 
+/* One block of a launch: its table, and where its packed bytes are: on the host, and of an unpack on the device. */
+struct kvt_cuda_packing {
+    struct kvt_gpu_move *move;
+    struct kvt_cuda_table *table;
+    void *host; /* pinned */
+    uint8_t *packed;
+};
+
 /*
- * Puts a pack or an unpack on the handle. packed: room on the device for what an unpack reads. False: refused.
+ * Puts the packs, or the unpacks, on the handle as one launch. Their tables are neighbours, the first one's first. False:
+ * something of it was refused.
  */
-bool kvt_cuda_issue_pack(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
-                         const struct kvt_gpu_move *move, const struct kvt_cuda_way *way, uint8_t *packed);
+bool kvt_cuda_issue_packing(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream,
+                            const struct kvt_cuda_packing *blocks, uint32_t count, cudaStream_t handle);
 
 #endif

@@ -14,15 +14,16 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 
-#define HEAD_BYTES 128u
+/* Of a table: descriptions of the blocks of a launch that begins with it. Then come its own block's chunks. */
+#define HEAD_BYTES 1024u
 
-_Static_assert(sizeof(struct kvt_block_pack) <= HEAD_BYTES, "the block's description has its place before its chunks");
-_Static_assert(sizeof(struct kvt_block_unpack) <= HEAD_BYTES, "likewise");
+_Static_assert(KVT_CUDA_BATCH_MAX * sizeof(struct kvt_block_pack) <= HEAD_BYTES, "a launch's blocks have their place");
+_Static_assert(KVT_CUDA_BATCH_MAX * sizeof(struct kvt_block_unpack) <= HEAD_BYTES, "likewise");
 
 /* CTAs that work on chunks at a time: a quarter of a large GPU, while blocks move. */
 enum { PACK_CTAS = 32 };
 
-/* A table's part: the block, then a chunk for each layer; there are no more layers than segments. */
+/* A table's part: the blocks, then a chunk for each layer; there are no more layers than segments. */
 static size_t pack_bytes(const struct kvt_cuda *c)
 {
     return kvt_align_up(HEAD_BYTES + c->config.segments_max * sizeof(struct kvt_block_chunk), 64);
@@ -63,70 +64,78 @@ static void fill_chunks(struct kvt_block_chunk *chunks, const struct kvt_gpu_mov
     }
 }
 
-static bool launch_pack(struct kvt_cuda *c, struct kvt_cuda_table *table, const struct kvt_gpu_pack *pack,
-                        const struct kvt_cuda_way *way)
+static struct kvt_block_pack pack_of(const struct kvt_cuda_packing *block)
 {
-    const struct kvt_block_pack block = {
+    const struct kvt_gpu_pack *pack = &block->move->pack;
+    return (struct kvt_block_pack){
         .shape = pack->shape,
         .layers = pack->layers,
         .tokens = pack->tokens,
         .tables_id = pack->bases_id,
         .capacity = pack->length,
-        .chunks = (const struct kvt_block_chunk *)(const void *)(table->device_pack + HEAD_BYTES),
-        .plans = table->device_plans,
-        .target = way->host,
-        .ret_length = table->result,
+        .chunks = (const struct kvt_block_chunk *)(const void *)(block->table->device_pack + HEAD_BYTES),
+        .plans = block->table->device_plans,
+        .target = block->host,
+        .ret_length = block->table->result,
     };
-    const size_t bytes = HEAD_BYTES + pack->layers * sizeof(struct kvt_block_chunk);
-    memcpy(table->pack, &block, sizeof block);
-    *table->result = 0;
-    if (!kvt_cuda_ok(c, cudaMemcpyAsync(table->device_pack, table->pack, bytes, cudaMemcpyHostToDevice, way->handle)))
-        return false;
-    const struct kvt_block_pack *on_device = (const struct kvt_block_pack *)(const void *)table->device_pack;
-    if (kvt_cuda_block_pack(on_device, 1, pack->layers, PACK_CTAS, way->handle) == KVT_OK) return true;
-    return kvt_cuda_ok(c, cudaErrorLaunchFailure);
 }
 
-static bool launch_unpack(struct kvt_cuda *c, struct kvt_cuda_table *table, const struct kvt_gpu_pack *pack,
-                          const struct kvt_cuda_way *way, uint8_t *packed)
+static struct kvt_block_unpack unpack_of(const struct kvt_cuda_packing *block)
 {
-    const struct kvt_block_unpack block = {
+    const struct kvt_gpu_pack *pack = &block->move->pack;
+    return (struct kvt_block_unpack){
         .shape = pack->shape,
         .layers = pack->layers,
         .tokens = pack->tokens,
         .tables_id = pack->bases_id,
         .length = pack->length,
-        .chunks = (const struct kvt_block_chunk *)(const void *)(table->device_pack + HEAD_BYTES),
-        .packed = packed,
-        .ret_verdict = table->result,
+        .chunks = (const struct kvt_block_chunk *)(const void *)(block->table->device_pack + HEAD_BYTES),
+        .packed = block->packed,
+        .ret_verdict = block->table->result,
     };
-    const size_t bytes = HEAD_BYTES + pack->layers * sizeof(struct kvt_block_chunk);
-    memcpy(table->pack, &block, sizeof block);
-    *table->result = KVT_BLOCK_CORRUPT;
-    if (!kvt_cuda_ok(c, cudaMemcpyAsync(packed, way->host, pack->length, cudaMemcpyHostToDevice, way->handle)))
-        return false;
-    if (!kvt_cuda_ok(c, cudaMemcpyAsync(table->device_pack, table->pack, bytes, cudaMemcpyHostToDevice, way->handle)))
-        return false;
-    const struct kvt_block_unpack *on_device = (const struct kvt_block_unpack *)(const void *)table->device_pack;
-    if (kvt_cuda_block_unpack(on_device, 1, pack->layers, PACK_CTAS, way->handle) == KVT_OK) return true;
-    return kvt_cuda_ok(c, cudaErrorLaunchFailure);
 }
 
-bool kvt_cuda_issue_pack(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
-                         const struct kvt_gpu_move *move, const struct kvt_cuda_way *way, uint8_t *packed)
+/* Writes what the kernel will read of a block, and brings an unpack's bytes to the device. */
+static bool prepare(struct kvt_cuda *c, struct kvt_cuda_stream *s, const struct kvt_cuda_packing *first,
+                    const struct kvt_cuda_packing *block, cudaStream_t handle)
 {
-    const struct kvt_gpu_pack *pack = &move->pack;
-    KVT_ASSERT(pack->layers * pack->shape.plane_count == move->pages.count);
-    KVT_ASSERT(pack->layers <= cuda->config.segments_max);
-    const uint8_t *bases = NULL;
-    if (pack->bases_id != 0) {
-        bases = bases_on_device(cuda, stream, pack, way->handle);
-        if (!bases) return false;
+    const struct kvt_gpu_pack *pack = &block->move->pack;
+    const size_t i = (size_t)(block - first);
+    KVT_ASSERT(pack->layers * pack->shape.plane_count == block->move->pages.count);
+    KVT_ASSERT(pack->layers <= c->config.segments_max);
+    const uint8_t *bases = pack->bases_id ? bases_on_device(c, s, pack, handle) : NULL;
+    if (pack->bases_id && !bases) return false;
+    fill_chunks((struct kvt_block_chunk *)(void *)(block->table->pack + HEAD_BYTES), block->move, bases);
+    if (block->move->kind == KVT_GPU_MOVE_PACK) {
+        ((struct kvt_block_pack *)(void *)first->table->pack)[i] = pack_of(block);
+        *block->table->result = 0;
+        return true;
     }
-    fill_chunks((struct kvt_block_chunk *)(void *)(table->pack + HEAD_BYTES), move, bases);
-    if (move->kind == KVT_GPU_MOVE_PACK) return launch_pack(cuda, table, pack, way);
-    KVT_ASSERT(pack->length <= cuda->config.staging_bytes);
-    return launch_unpack(cuda, table, pack, way, packed);
+    KVT_ASSERT(pack->length <= c->config.staging_bytes);
+    ((struct kvt_block_unpack *)(void *)first->table->pack)[i] = unpack_of(block);
+    *block->table->result = KVT_BLOCK_CORRUPT;
+    return kvt_cuda_ok(c, cudaMemcpyAsync(block->packed, block->host, pack->length, cudaMemcpyHostToDevice, handle));
+}
+
+bool kvt_cuda_issue_packing(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream,
+                            const struct kvt_cuda_packing *blocks, uint32_t count, cudaStream_t handle)
+{
+    const uint8_t *pinned = blocks[0].table->pack;
+    uint8_t *device = blocks[0].table->device_pack;
+    uint32_t layers_max = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        KVT_ASSERT(blocks[i].table->pack == pinned + i * pack_bytes(cuda));
+        if (!prepare(cuda, stream, blocks, &blocks[i], handle)) return false;
+        layers_max = kvt_max_u32(layers_max, blocks[i].move->pack.layers);
+    }
+    const size_t bytes = (count - 1) * pack_bytes(cuda) + HEAD_BYTES + layers_max * sizeof(struct kvt_block_chunk);
+    if (!kvt_cuda_ok(cuda, cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, handle))) return false;
+    enum kvt_status status;
+    if (blocks[0].move->kind == KVT_GPU_MOVE_PACK)
+        status = kvt_cuda_block_pack((const void *)device, count, layers_max, PACK_CTAS, handle);
+    else status = kvt_cuda_block_unpack((const void *)device, count, layers_max, PACK_CTAS, handle);
+    /* The launch takes the error; whether it stays is asked here. */
+    return status == KVT_OK || kvt_cuda_ok(cuda, cudaErrorLaunchFailure);
 }
 
 /*
@@ -143,20 +152,19 @@ static bool try_packing(struct kvt_cuda *c, struct kvt_cuda_stream *s)
         .pages = { .count = 1, .base = &base, .stride = &stride, .bytes = BYTES },
         .pack = { .shape = { KVT_DTYPE_BF16, 1, 64, ELEMENTS }, .layers = 1, .tokens = 4, .length = BYTES },
     };
-    const struct kvt_cuda_way way = { .handle = s->handle, .host = s->staging, .is_pinned = true };
+    const struct kvt_cuda_packing block = { &move, &s->tables[0], s->staging, s->packed_device };
     uint8_t sample[BYTES], back[BYTES];
     if (c->config.staging_bytes < 2 * BYTES + KVT_RANK_SLACK) return true; /* blocks of tests: too small to try with */
     for (uint32_t i = 0; i < ELEMENTS; i++) kvt_store_u16(sample + 2 * i, (uint16_t)(0x3f80 + i % 5 * 128 + i % 97));
     memcpy(s->staging, sample, BYTES);
     bool is_good = kvt_cuda_ok(c, cudaMemcpyAsync(base, s->staging, BYTES, cudaMemcpyHostToDevice, s->handle))
-        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle))
-        && kvt_cuda_issue_pack(c, s, &s->tables[0], &move, &way, s->packed_device)
+        && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle)) && kvt_cuda_issue_packing(c, s, &block, 1, s->handle)
         && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
     move.kind = KVT_GPU_MOVE_UNPACK;
     move.pack.length = *(volatile uint32_t *)s->tables[0].result;
     is_good = is_good && move.pack.length > 0 && move.pack.length < BYTES;
     base = s->packed_device + c->config.staging_bytes;
-    is_good = is_good && kvt_cuda_issue_pack(c, s, &s->tables[0], &move, &way, s->packed_device)
+    is_good = is_good && kvt_cuda_issue_packing(c, s, &block, 1, s->handle)
         && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle))
         && kvt_cuda_ok(c, cudaMemcpyAsync(s->staging, base, BYTES, cudaMemcpyDeviceToHost, s->handle))
         && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
@@ -173,7 +181,7 @@ void kvt_cuda_pack_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
     stream->bases_pinned = kvt_cuda_pinned_alloc(cuda, KVT_GPU_BASES_MAX * bases_bytes);
     stream->bases_device = kvt_cuda_device_alloc(cuda, KVT_GPU_BASES_MAX * bases_bytes);
     stream->packed_device = kvt_cuda_device_alloc(
-        cuda, KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes + KVT_RANK_SLACK); /* is read behind the last one */
+        cuda, KVT_CUDA_UNPACK_DEPTH * cuda->config.staging_bytes + KVT_RANK_SLACK); /* is read behind the last one */
     if (!stream->pack_pinned || !stream->pack_device || !stream->bases_pinned || !stream->bases_device
         || !stream->packed_device) {
         kvt_cuda_pack_done(stream);

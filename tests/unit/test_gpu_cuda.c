@@ -6,6 +6,7 @@
 #include "tests/unit/device_fixture.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "tests/fakes/cudart_fake.h"
 
@@ -255,6 +256,7 @@ static void b09_a_kernels_table_is_not_written_again_before_it_was_read(void **s
     assert_true(f.gpu->ops->host_pin(f.gpu, buffers, OPS * (size_t)raw_bytes));
     for (uint32_t slot = 0; slot < SLOTS; slot++) fill_slot(&f, slot, slot);
     struct kvt_tier_op ops[OPS];
+    const uint32_t kernels = cudart_fake_calls("kvt_cuda_pages_move"); /* each was tried at open */
     gate(&f, KVT_DEVICE_STREAM_STASH, true);
     for (uint32_t i = 0; i < OPS; i++) {
         ops[i] = stash_of(&f, i * 7 / 3 % SLOTS, BLOCK_TOKENS, KVT_FORM_RAW);
@@ -267,7 +269,7 @@ static void b09_a_kernels_table_is_not_written_again_before_it_was_read(void **s
         assert_int_equal(ops[i].status, KVT_OK);
         assert_true(raw_holds(&f, ops[i].host, ops[i].slot, BLOCK_TOKENS));
     }
-    assert_int_equal(cudart_fake_calls("kvt_cuda_pages_move"), OPS); /* by kernels it was */
+    assert_int_equal(cudart_fake_calls("kvt_cuda_pages_move") - kernels, OPS); /* by kernels it was */
     f.gpu->ops->host_unpin(f.gpu, buffers, OPS * (size_t)raw_bytes);
     kvt_table_unmap(buffers, OPS * (size_t)raw_bytes);
     close_tier(&f);

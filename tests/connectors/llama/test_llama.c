@@ -313,13 +313,13 @@ static void b62_damaged_records_are_recomputed_and_replaced_by_the_next_save(voi
         if (run == 0) {
             evaluate_and_save(ctx, llama, 0, tokens, 0, 400);
         } else if (run == 1) {
-            const uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
+            uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
             assert_true(restored < 400);
             kvt_llama_stats(llama, &stats);
             print_message("%lu of 400 tokens after 12 flipped bits, %lu records damaged\n", restored,
                           stats.damaged_blocks);
             assert_true(stats.damaged_blocks > 0);
-            made_up_remove(ctx, 0, (int32_t)restored);
+            assert_int_equal(kvt_llama_restore(llama, 0, tokens, 401, &restored), KVT_OK);
             evaluate_and_save(ctx, llama, 0, tokens, (uint32_t)restored, 400);
             assert_int_equal(check_prompt(ctx, llama, &made_up, 1, tokens, 401), 400);
         } else {
@@ -346,8 +346,8 @@ static void host_memory_and_disk_stay_under_their_caps(void **state)
     for (uint32_t turn = 0; turn < 40; turn++) {
         uint64_t saved = 0;
         make_tokens(turn % 20, tokens);
-        const uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 420);
-        made_up_remove(ctx, 0, (int32_t)restored);
+        uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 420);
+        assert_int_equal(kvt_llama_restore(llama, 0, tokens, 420, &restored), KVT_OK);
         for (uint32_t at = (uint32_t)restored; at < 420; at += 64) {
             const uint32_t count = kvt_min_u32(64, 420 - at);
             assert_true(made_up_evaluate(ctx, 0, tokens, at, count) != 0);

@@ -149,11 +149,12 @@ class Sessions:
         return str(formatter(messages=messages).prompt).removeprefix(bos)  # the tokeniser adds it
 
     def _keep(self, sequence: int, tokens: Any) -> None:
+        """What cannot be kept is computed again."""
         if len(tokens) > 0:
             try:
                 self.attachment.save(sequence, tokens)
-            except Invalid:
-                pass
+            except (Closed, Invalid):
+                pass  # Closed: a reader that leaves at the end of the interpreter
 
 
 class Session:
@@ -205,8 +206,12 @@ class Session:
             prompt = llama.tokenize(text, add_bos=True, special=True)
         self.evaluate(prompt)
         context = self._sessions._context
-        with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
-            yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        try:
+            with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
+                yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        finally:
+            if self.is_resident:  # also when its reader has left
+                self._sessions._keep(self._sessions._resident[self.name], self.tokens)
 
     def chat(self, text: str, max_tokens: int = 256, *, system: str = "", **options: Any) -> Iterator[str]:
         """Says something in the conversation and yields the answer, by the model's chat template."""

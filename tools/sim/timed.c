@@ -97,6 +97,15 @@ static const char *read_parameters(const char *value, struct asked *asked)
     return NULL;
 }
 
+static const char *policies_rule(void)
+{
+    static char rule[640]; /* of a process that is about to end */
+    char names[512];
+    kvt_policy_names(names, sizeof names);
+    (void)snprintf(rule, sizeof rule, "names with commas between, of %s", names);
+    return rule;
+}
+
 static const char *read_policies(const char *value, struct asked *asked)
 {
     char text[512];
@@ -104,10 +113,10 @@ static const char *read_policies(const char *value, struct asked *asked)
     if (snprintf(text, sizeof text, "%s", value) >= (int)sizeof text) return "too long";
     for (char *name = strtok_r(text, ",", &saved); name; name = strtok_r(NULL, ",", &saved)) {
         const struct kvt_policy_ops *ops = kvt_policy_find(name);
-        if (!ops || asked->policy_count == POLICIES_MAX) return "names of eviction policies with commas between";
+        if (!ops || asked->policy_count == POLICIES_MAX) return policies_rule();
         asked->policies[asked->policy_count++] = ops;
     }
-    return asked->policy_count > 0 ? NULL : "names of eviction policies with commas between";
+    return asked->policy_count > 0 ? NULL : policies_rule();
 }
 
 static const char *read_ratio(const char *value, struct asked *asked)
@@ -440,7 +449,7 @@ int kvt_sim_timed(int argc, char **argv)
     asked.roofline.step_ns = options.step_ns;
     if (asked.policy_count == 0)
         asked.policies[asked.policy_count++] = options.policy ? kvt_policy_find(options.policy) : kvt_policy_at(0);
-    if (!asked.policies[0]) return kvt_refuse_value("kvtier sim", "--policy", options.policy, "no such policy");
+    if (!asked.policies[0]) return kvt_refuse_value("kvtier sim", "--policy", options.policy, policies_rule());
 
     struct kvt_workload *workload = NULL;
     const enum kvt_status status = kvt_workload_create(&options.workload, &workload, error, sizeof error);

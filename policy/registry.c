@@ -21,7 +21,9 @@
     X(two_q)                 \
     X(lirs)                  \
     X(lirs_duel)             \
-    X(gdsf)
+    X(gdsf)                  \
+    X(length_aware)          \
+    X(workload_aware)
 
 #define ADMISSION_POLICIES(X) \
     X(all)                    \

@@ -255,6 +255,7 @@ static void fill_core(struct kvt_options *options)
     core->step_ns = config->step_ns;
     core->prefill_tokens_per_s = config->prefill_tokens_per_s;
     core->prefetch = config->prefetch;
+    core->is_layered = config->is_layered;
     core->is_packing = !config->is_codec_off;
     core->device_policy = kvt_policy_find(config->device_policy);
     core->host_policy = kvt_policy_find(config->host_policy);

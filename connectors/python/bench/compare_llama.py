@@ -39,7 +39,7 @@ def parse_arguments():
     parser.add_argument("--conversations", type=int, default=3, help="how many take turns (%(default)s)")
     parser.add_argument("--tokens", type=int, default=1500, help="tokens that each begins with (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each; the first is no switch (%(default)s)")
-    parser.add_argument("--answer", type=int, default=8, help="tokens of an answer (%(default)s)")
+    parser.add_argument("--answer", type=int, default=4, help="tokens of an answer (%(default)s)")
     parser.add_argument("--n-batch", type=int, default=512)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--flash-attn", action="store_true")

@@ -152,12 +152,13 @@ def run_child(options):
             histories[i] = known["histories"][turn][i] if known else history
             print(json.dumps({"history": histories[i]}), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    disk_bytes = bytes_on_disk(folder)  # before the reads below, which remove what LlamaDiskCache has
     result = {"first_seconds": first_seconds, "texts": texts, "peak_bytes": peak,
               "alive": alive_after_read(cache, histories)}
     llama.close()
     if hasattr(cache, "close"):
         cache.close()
-    result["disk_bytes"] = bytes_on_disk(folder)
+    result["disk_bytes"] = max(disk_bytes, bytes_on_disk(folder))
     print(json.dumps(result), flush=True)
 
 

@@ -201,6 +201,12 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
     if (status == KVT_OK) meet_device(sim);
     else SIM_CHECK(sim, sim->runtime == NULL, "a runtime that was refused: %s", error);
     sim_say(sim, "open: status %d%s%s", (int)status, status == KVT_OK ? "" : ": ", status == KVT_OK ? "" : error);
+    if (status == KVT_OK && sim_store(sim)) {
+        struct kvt_store_stats stats;
+        kvt_store_stats(sim_store(sim), &stats);
+        sim_say(sim, "the store: %u directories, %u left out, %llu records, %llu bad", stats.directories,
+                stats.directories_lost, (unsigned long long)stats.records, (unsigned long long)stats.recovered_bad);
+    }
     return status;
 }
 

@@ -129,7 +129,8 @@ static void choose_device_bytes(struct sim *sim, uint64_t scratch_bytes)
         sim->config.device_bytes = bytes;
         char error[256];
         const enum kvt_status status = kvt_options_resolve(&sim->config, scratch_bytes, &options, error, sizeof error);
-        if (status != KVT_OK && strncmp(error, "device_bytes", 12) != 0) sim_fail(sim, "the plan is refused: %s", error);
+        if (status != KVT_OK && strncmp(error, "device_bytes", 12) != 0)
+            sim_fail(sim, "the plan is refused: %s", error);
         uint32_t least = status == KVT_OK ? UINT32_MAX : 0;
         for (uint32_t p = 0; status == KVT_OK && p < options.core.pool_count; p++)
             least = kvt_min_u32(least, options.core.pool_slots[p]);
@@ -264,9 +265,18 @@ void sim_machine_start(struct sim *sim)
     set_disk_faults(sim, true);
 }
 
+/* How often the disk's faults struck; LOST stands for STALL, too. */
+static void count_disk_faults(struct sim *sim)
+{
+    const struct io_faulty_counters disk = io_faulty_counters(sim->image);
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(disk_faults); i++)
+        sim->counts.faults[disk_faults[i].fault] = disk.faults[disk_faults[i].io];
+}
+
 void sim_machine_end(struct sim *sim)
 {
     close_runtime(sim);
+    count_disk_faults(sim);
     io_faulty_image_destroy(&sim->image);
 }
 

@@ -143,6 +143,7 @@ struct kvt_core {
     kvt_mark stream_marks[KVT_GPU_STREAMS_MAX]; /* latest mark of each engine stream */
     uint64_t events;                            /* grows when something became ready, or room was made, or was lost */
     uint64_t fill_failures;                     /* device copies that were not filled after all */
+    uint64_t landings;                          /* blocks that came layer by layer, ever */
     uint32_t *landing;                          /* [transfers_max] transfers that wait for kvt_layers_begin() */
     uint32_t landing_count, landing_ops;        /* and the ops that they come to */
     uint64_t changes;                           /* grows when a copy that could not leave may be able to */

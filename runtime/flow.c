@@ -225,6 +225,7 @@ uint32_t kvt_flow_land(struct kvt_core *core, uint32_t index)
     struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_DEVICE, index, index, KVT_PRIORITY_DEMAND);
     KVT_ASSERT(transfer != NULL);
     transfer->device_slot = block->device_slot;
+    transfer->landing = ++core->landings;
     transfer->parts_left = kvt_flow_land_ranges(core, block->group) - 1;
     return kvt_transfer_index(&core->transfers, transfer);
 }

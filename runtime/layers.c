@@ -94,6 +94,7 @@ enum kvt_ready kvt_layers_admit(struct kvt_core *core, struct kvt_sequence *sequ
     KVT_ASSERT(is_landed);
     core->landing_ops += wanted.transfers;
     sequence->landing_tries = 0;
+    sequence->landing_last = core->landings;
     if (!kvt_sequence_is_suspect(sequence)) {
         sequence->suspect_from = sequence->tokens;
         sequence->failures_seen = core->fill_failures;
@@ -137,16 +138,13 @@ void kvt_layers_end(struct kvt_core *core, const struct kvt_step_state *step, st
     if (!is_waited && kvt_sequence_is_suspect(sequence)) sequence->is_unwaited = true;
 }
 
-/* True when everything that the sequence's suspect tokens were computed from has landed, or has gone since. */
+/* True when everything that landed for the sequence's steps is back. What they read may be none of its blocks any more. */
 static bool has_landed(const struct kvt_core *core, const struct kvt_sequence *sequence)
 {
-    for (uint32_t g = 0; g < core->group_count; g++) {
-        const struct kvt_sequence_table *table = &sequence->groups[g];
-        for (uint32_t i = table->claimed_from; i < table->count; i++) {
-            if (table->blocks[i] == KVT_NO_BLOCK) continue;
-            const struct kvt_block *block = kvt_core_block(core, table->blocks[i]);
-            if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_FILLING) return false;
-        }
+    for (uint32_t t = core->transfers.oldest; t != KVT_NO_TRANSFER; t = core->transfers.items[t].next) {
+        const uint64_t landing = core->transfers.items[t].landing;
+        if (landing > sequence->landing_last) return true; /* they began in this order */
+        if (landing != 0) return false;
     }
     return true;
 }

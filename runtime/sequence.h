@@ -84,6 +84,7 @@ struct kvt_sequence {
     /* What is computed from here on may have read what had not landed (layers.h); UINT64_MAX: nothing is. */
     uint64_t suspect_from;
     uint64_t failures_seen; /* core.fill_failures when that began */
+    uint64_t landing_last;  /* core.landings when its last blocks began to land */
     bool is_unwaited;       /* its step did not wait for a layer that was on its way */
     bool is_whole;          /* brought whole until it is ready: all at once did not fit */
     uint8_t landing_tries;

@@ -38,6 +38,7 @@ struct kvt_transfer {
     bool goes_on;         /* nvme -> host, then on to the device copy of target; false: a reader takes it from there */
     uint32_t reader, pass, entry; /* to a window: who is told */
     /* Layer by layer: a part names the transfer of the rest, which ends with its last part. */
+    uint64_t landing; /* of the rest: core.landings when it began; 0: of others */
     uint32_t rest;
     uint32_t parts_left;
     enum kvt_status parts_status; /* of the parts that are back */

@@ -199,6 +199,45 @@ static void a_load_that_fails_takes_back_what_its_step_computed(void **state)
     }
 }
 
+/* Goal: the sequence no longer has the block, and its tokens were computed from it all the same. */
+static void a_load_that_fails_after_its_window_has_moved_on_is_told_too(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text, first;
+    kvt_seq seq;
+    kvt_step step;
+    uint64_t lost_from;
+    world_init(&w, DEVICE_SLOTS, 60);
+    w.config.is_layered = true;
+    w.config.shape.groups[0].kind = KVT_GROUP_WINDOW;
+    w.config.shape.groups[0].window_tokens = 2 * BLOCK_TOKENS;
+    world_open(&w);
+    text_make(&text, 1, TOKENS + 3 * BLOCK_TOKENS);
+    first = text;
+    first.count = TOKENS;
+    (void)world_serve(&w, &first);
+    world_settle(&w);
+    world_flush(&w, 99, false);
+    world_gate(&w, FETCH, true);
+    assert_int_equal(world_create(&w, &text, TOKENS, false, &seq), TOKENS);
+    assert_int_equal(world_reserve(&w, seq, 3 * BLOCK_TOKENS), KVT_ROOM_OK);
+    assert_int_equal(begin(&w, seq, &step), KVT_LANDING);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) world_wait_layer(&w, step, 0, layer, 0);
+    world_write(&w, &text, seq, TOKENS, 3 * BLOCK_TOKENS, 0);
+    world_end(&w, step);
+    assert_int_equal(landed(&w, seq, &lost_from), KVT_NOT_READY);
+    kvt_gpu_emulated_fault_at(w.gpu, FETCH, 1, KVT_GPU_FAULT_FAIL);
+    world_gate(&w, FETCH, false);
+    world_settle(&w);
+    assert_int_equal(landed(&w, seq, &lost_from), KVT_LOST);
+    assert_int_equal(lost_from, TOKENS);
+    world_finish(&w, seq, true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 static void a_load_that_hangs_takes_back_what_its_step_computed(void **state)
 {
     (void)state;
@@ -398,6 +437,7 @@ int main(void)
         cmocka_unit_test(a_layer_that_was_not_waited_for_takes_its_step_back),
         cmocka_unit_test(what_a_landing_step_computes_is_found_when_all_has_landed_and_not_before),
         cmocka_unit_test(a_load_that_fails_takes_back_what_its_step_computed),
+        cmocka_unit_test(a_load_that_fails_after_its_window_has_moved_on_is_told_too),
         cmocka_unit_test(a_load_that_hangs_takes_back_what_its_step_computed),
         cmocka_unit_test(a_sequence_may_idle_and_end_while_its_blocks_land),
         cmocka_unit_test(an_unsealed_tail_is_never_left_to_a_step),

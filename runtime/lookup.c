@@ -107,7 +107,7 @@ static uint32_t longest_window(const struct prefix_search *search, uint32_t grou
             : (uint32_t)((tokens - shape->window_tokens) / block_tokens);
         if (next <= kvt_max_u32(first, kvt_min_u32(sinks, length))) return length;
         next--;
-        if (!group_exists(search, group, next) && !KVT_PLANTED(WINDOW_HOLE)) length = next;
+        if (!group_exists(search, group, next)) length = next;
     }
     return 0;
 }
@@ -189,6 +189,7 @@ static uint32_t hold_group(struct kvt_core *core, struct kvt_sequence *sequence,
         sinks = (uint32_t)(((uint64_t)shape->sink_tokens + core->block_tokens - 1) / core->block_tokens);
     }
     if (shape->kind == KVT_GROUP_STATE) first = count - 1;
+    if (KVT_PLANTED(WINDOW_HOLE) && shape->kind == KVT_GROUP_WINDOW && first > 0) first++;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t block = KVT_NO_BLOCK;
         if (i >= first || i < sinks) {

@@ -22,11 +22,11 @@
  * An element is a value of the group's type, in a state group a byte.
  */
 #include "tiers/codec.h"
+#include "tiers/codec_device.h"
 
 #include <lz4.h>
 
 #include "kernels/rank_planes.h"
-#include "kernels/block_pack.h"
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -755,71 +755,10 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const 
                                    scratch);
 }
 
-/* ---- On a device ----------------------------------------------------------------------------------------------- */
-
-/* False: the group's blocks are none for a device. set NULL: nothing is subtracted. */
-static bool describe(const struct group *group, const struct kvt_base_set *set, uint32_t tokens,
-                     struct kvt_codec_device *ret_device)
-{
-    const uint64_t elements = (uint64_t)group->channels * tokens;
-    if (!group->is_ranked || elements * group->plane_count > KVT_BLOCK_ELEMENTS_MAX) return false;
-    *ret_device = (struct kvt_codec_device){
-        .shape = { .dtype = group->dtype,
-                   .plane_count = group->plane_count,
-                   .channels = group->channels,
-                   .elements = (uint32_t)elements },
-        .bases_id = set ? set->id : 0,
-        .bases = set ? set->bases : NULL,
-        .bases_row_bytes = group->channels + KVT_RANK_GROUP,
-    };
-    return true;
-}
-
-bool kvt_codec_device_pack(struct kvt_codec *codec, uint32_t group, uint32_t tokens,
-                           struct kvt_codec_device *ret_device)
+struct kvt_base_tables *kvt_codec_ranked_tables(struct kvt_codec *codec, uint32_t group)
 {
     KVT_ASSERT(group < codec->group_count);
-    struct group *g = &codec->groups[group];
-    if (kvt_base_tables_is_learning(&g->tables)) return false;
-    return describe(g, kvt_base_tables_current(&g->tables), tokens, ret_device);
-}
-
-bool kvt_codec_device_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
-                             uint32_t tokens, struct kvt_codec_device *ret_device)
-{
-    KVT_ASSERT(group < codec->group_count);
-    struct group *g = &codec->groups[group];
-    if (length < KVT_BLOCK_HEADER_BYTES) return false;
-    const uint32_t id = kvt_load_u32(packed + 4);
-    const struct kvt_base_set *set = id ? kvt_base_tables_find(&g->tables, id) : NULL;
-    struct kvt_codec_device device;
-    if (id != 0 && !set) return false;
-    if (!describe(g, set, tokens, &device)) return false;
-    const struct kvt_block_unpack block = { .shape = device.shape,
-                                            .layers = g->layers,
-                                            .tokens = tokens,
-                                            .tables_id = id,
-                                            .length = length,
-                                            .packed = packed };
-    if (kvt_block_check_directory(&block) != KVT_BLOCK_OK) return false;
-    for (uint32_t layer = 0; layer < g->layers; layer++) {
-        struct kvt_block_found found;
-        kvt_block_find_chunk(&block, layer, &found);
-        if (kvt_block_check_chunk(&block, &found) != KVT_BLOCK_OK) return false;
-    }
-    *ret_device = device;
-    return true;
-}
-
-size_t kvt_codec_bases_bytes(const struct kvt_codec *codec)
-{
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < codec->group_count; i++) {
-        const struct group *g = &codec->groups[i];
-        const size_t rows = (size_t)g->layers * g->plane_count;
-        if (g->is_ranked) bytes = kvt_max_u64(bytes, rows * (g->channels + KVT_RANK_GROUP));
-    }
-    return bytes;
+    return codec->groups[group].is_ranked ? &codec->groups[group].tables : NULL;
 }
 
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */

@@ -18,7 +18,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/rank_planes.h"
 #include "kvtier/shape.h"
 #include "runtime/base/status.h"
 
@@ -57,27 +56,6 @@ KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t
 KVT_NODISCARD enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *codec, uint32_t group, const uint8_t *packed,
                                                       uint32_t length, uint32_t tokens, uint32_t first, uint32_t count,
                                                       const struct kvt_chunk_view *chunks, void *scratch);
-
-/* ---- On a device ----------------------------------------------------------------------------------------------- */
-
-/* What a device that packs by itself (kernels/block_pack.h) is told of a block. */
-struct kvt_codec_device {
-    struct kvt_rank_shape shape; /* of a layer's valid tokens */
-    uint32_t bases_id;           /* 0: nothing is subtracted */
-    const uint8_t *bases;        /* [layer][plane] rows; they stay as they are until destroy */
-    uint32_t bases_row_bytes;
-};
-
-/* False: the CPU has to pack it, because its type has no ranks, or because the codec learns from it. */
-bool kvt_codec_device_pack(struct kvt_codec *codec, uint32_t group, uint32_t tokens,
-                           struct kvt_codec_device *ret_device);
-
-/* False: the CPU has to unpack it, or to find out what is wrong with it. Looks at headers only. */
-bool kvt_codec_device_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
-                             uint32_t tokens, struct kvt_codec_device *ret_device);
-
-/* Bytes of the rows of a set of bases, of the group where they are the most; 0: no group has any. */
-size_t kvt_codec_bases_bytes(const struct kvt_codec *codec);
 
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */
 

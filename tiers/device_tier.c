@@ -10,6 +10,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 #include "tiers/codec.h"
+#include "tiers/codec_device.h"
 
 #define QUEUE_DEPTH_DEFAULT 64
 
@@ -616,7 +617,8 @@ static enum kvt_status open_parts(struct device_tier *d, const struct kvt_device
         gpu_config.staging_bytes = kvt_max_u64(gpu_config.staging_bytes,
                                                kvt_group_block_bytes(group, config->shape.block_tokens));
     }
-    if (d->codec) gpu_config.bases_bytes = kvt_codec_bases_bytes(d->codec);
+    for (uint32_t g = 0; d->codec && g < config->shape.group_count; g++)
+        gpu_config.bases_bytes = kvt_max_u64(gpu_config.bases_bytes, kvt_codec_device_bases_bytes(d->codec, g));
     KVT_TRY(gpu_ops->open(&gpu_config, &d->env, &d->gpu));
     d->is_remote = gpu_ops != &kvt_gpu_emulated_ops;
     KVT_TRY(open_pools(d, config));

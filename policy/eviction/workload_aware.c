@@ -2,12 +2,11 @@
  * workload-aware: what is least likely to be used again soon leaves first; how likely, is learned for each kind of use.
  *
  * A slot's kind is whom the next turn of its sequence waits for, as the hint of its last use says: a tool, a person,
- * nobody, or not known. Of each kind it learns the mean time to the next use and the share of slots that had one before
- * they were evicted; of all, how long a slot stays unused until it is evicted. The times to the next use are taken for
- * exponential, so that of a kind the slot unused for longest is the least likely: one list a kind, and only their
- * coldest idle ones are compared, by share * (exp(-t / mean) - exp(-(t + stay) / mean)). Within a request its tail
- * leaves before its head. Until there are 64 samples of each kind that is there, and where nothing is known, this is
- * lru.
+ * nobody, or not known. Of each kind it learns the mean time to the next use and the share of slots that had one, also
+ * of as many that were evicted as there are slots; of all, how long a slot stays unused until it is evicted. The times
+ * to the next use are taken for exponential, so that of a kind the slot unused for longest is the least likely: one list
+ * a kind, and only their coldest idle ones are compared, by share * (exp(-t / mean) - exp(-(t + stay) / mean)). Until
+ * there are 64 samples of each kind that is there, and where nothing is known, this is lru.
  *
  * Source: J. Wang et al., "KVCache Cache in the Wild: Characterizing and Optimizing KVCache Cache at a Large Cloud
  * Provider", USENIX ATC 2025, whose kinds are the provider's request types and turns, and whose distributions are
@@ -17,6 +16,7 @@
 
 #include "policy/policy.h"
 
+#include "policy/ghost.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -33,9 +33,20 @@ struct kind {
     uint32_t gaps, samples;
 };
 
+/* Of a slot, or of a key that left. */
+struct use {
+    uint64_t at;
+    uint64_t key_hash;
+    uint32_t kind; /* of a key that left */
+};
+
+enum { LEFT, GHOST_LIST_COUNT };
+
 struct kvt_policy {
     struct kvt_slots slots;
-    uint64_t *used_at; /* by slot */
+    struct kvt_ghosts ghosts; /* keys that left, and did not come back yet */
+    struct use *uses;         /* by slot */
+    struct use *ghost_uses;   /* by ghost */
     struct kind kinds[KINDS];
     double stay_mean; /* from the last use to the eviction */
     uint32_t stays;
@@ -44,17 +55,28 @@ struct kvt_policy {
     bool is_clocked;
 };
 
-static uint64_t used_at_bytes(const struct kvt_policy *aware)
+static uint64_t uses_bytes(const struct kvt_policy *aware)
 {
-    return ((uint64_t)aware->slots.slot_count + 1) * sizeof aware->used_at[0];
+    return ((uint64_t)aware->slots.slot_count + 1) * sizeof aware->uses[0];
 }
 
 static void workload_aware_destroy(struct kvt_policy *aware)
 {
     if (!aware) return;
-    kvt_table_unmap(aware->used_at, used_at_bytes(aware));
+    kvt_table_unmap(aware->ghost_uses, uses_bytes(aware));
+    kvt_table_unmap(aware->uses, uses_bytes(aware));
+    kvt_ghosts_done(&aware->ghosts);
     kvt_slots_done(&aware->slots);
     kvt_free(aware);
+}
+
+static enum kvt_status init(struct kvt_policy *aware, uint32_t slot_count)
+{
+    KVT_TRY(kvt_slots_init(&aware->slots, slot_count, KINDS));
+    KVT_TRY(kvt_ghosts_init(&aware->ghosts, slot_count, GHOST_LIST_COUNT));
+    aware->uses = kvt_table_map(uses_bytes(aware));
+    aware->ghost_uses = kvt_table_map(uses_bytes(aware));
+    return aware->uses && aware->ghost_uses ? KVT_OK : KVT_NOMEM;
 }
 
 static enum kvt_status workload_aware_create(uint32_t slot_count, uint64_t seed, struct kvt_policy **ret_policy)
@@ -62,9 +84,7 @@ static enum kvt_status workload_aware_create(uint32_t slot_count, uint64_t seed,
     (void)seed;
     struct kvt_policy *aware = kvt_alloc(1, sizeof *aware);
     if (!aware) return KVT_NOMEM;
-    if (kvt_slots_init(&aware->slots, slot_count, KINDS) == KVT_OK)
-        aware->used_at = kvt_table_map(used_at_bytes(aware));
-    if (!aware->used_at) {
+    if (init(aware, slot_count) != KVT_OK) {
         workload_aware_destroy(aware);
         return KVT_NOMEM;
     }
@@ -92,23 +112,32 @@ static void workload_aware_hint(struct kvt_policy *aware, const struct kvt_polic
     aware->now = kvt_max_u64(aware->now, hint->now_ms);
 }
 
+static void learn_reuse(struct kvt_policy *aware, uint32_t kind, uint64_t used_at)
+{
+    struct kind *of = &aware->kinds[kind];
+    sample(&of->gap_mean, &of->gaps, (double)(aware->now - used_at));
+    sample(&of->reused, &of->samples, 1);
+}
+
 static void workload_aware_insert(struct kvt_policy *aware, uint32_t slot, uint64_t key_hash)
 {
-    (void)key_hash;
+    const uint32_t ghost = kvt_ghosts_find(&aware->ghosts, key_hash);
     tick(aware);
+    if (ghost != KVT_GHOST_NONE) {
+        learn_reuse(aware, aware->ghost_uses[ghost].kind, aware->ghost_uses[ghost].at);
+        kvt_ghosts_forget(&aware->ghosts, ghost);
+    }
     kvt_slots_insert(&aware->slots, slot, aware->next);
-    aware->used_at[slot] = aware->now;
+    aware->uses[slot] = (struct use){ .at = aware->now, .key_hash = key_hash };
 }
 
 static void workload_aware_touch(struct kvt_policy *aware, uint32_t slot)
 {
     KVT_ASSERT(slot < aware->slots.slot_count);
-    struct kind *kind = &aware->kinds[kvt_slots_list(&aware->slots, slot)];
     tick(aware);
+    learn_reuse(aware, kvt_slots_list(&aware->slots, slot), aware->uses[slot].at);
     kvt_slots_use(&aware->slots, slot, aware->next);
-    sample(&kind->gap_mean, &kind->gaps, (double)(aware->now - aware->used_at[slot]));
-    sample(&kind->reused, &kind->samples, 1);
-    aware->used_at[slot] = aware->now;
+    aware->uses[slot].at = aware->now;
 }
 
 static void workload_aware_hold(struct kvt_policy *aware, uint32_t slot) { kvt_slots_hold(&aware->slots, slot); }
@@ -119,17 +148,27 @@ static void workload_aware_release(struct kvt_policy *aware, uint32_t slot)
     KVT_ASSERT(slot < aware->slots.slot_count);
     if (kvt_slots_is_held(&aware->slots, slot) && (aware->slots.bits[slot] & KVT_SLOT_WARM)) {
         kvt_slots_use(&aware->slots, slot, aware->next);
-        aware->used_at[slot] = aware->now;
+        aware->uses[slot].at = aware->now;
     }
     kvt_slots_release(&aware->slots, slot);
 }
 
+/* An evicted key may still come back; that it did not is known when it is the oldest of as many as there are slots. */
 static void workload_aware_remove(struct kvt_policy *aware, uint32_t slot, enum kvt_policy_why why)
 {
-    struct kind *kind = &aware->kinds[kvt_slots_remove(&aware->slots, slot)];
+    const uint32_t kind = kvt_slots_remove(&aware->slots, slot);
+    const struct use *use = &aware->uses[slot];
     if (why != KVT_POLICY_EVICTED) return;
-    sample(&kind->reused, &kind->samples, 0);
-    sample(&aware->stay_mean, &aware->stays, (double)(aware->now - aware->used_at[slot]));
+    sample(&aware->stay_mean, &aware->stays, (double)(aware->now - use->at));
+    const uint32_t known = kvt_ghosts_find(&aware->ghosts, use->key_hash);
+    if (known == KVT_GHOST_NONE && aware->ghosts.count == aware->ghosts.capacity) {
+        const uint32_t oldest = kvt_ghosts_oldest(&aware->ghosts, LEFT);
+        struct kind *of = &aware->kinds[aware->ghost_uses[oldest].kind];
+        sample(&of->reused, &of->samples, 0);
+        kvt_ghosts_forget(&aware->ghosts, oldest);
+    }
+    const uint32_t ghost = kvt_ghosts_remember(&aware->ghosts, use->key_hash, LEFT);
+    aware->ghost_uses[ghost] = (struct use){ .at = use->at, .kind = kind };
 }
 
 /* That it is used again before it would be evicted. */
@@ -137,7 +176,7 @@ static double probability(const struct kvt_policy *aware, uint32_t kind, uint32_
 {
     const struct kind *of = &aware->kinds[kind];
     const double mean = of->gap_mean > 1 ? of->gap_mean : 1;
-    const double unused = (double)(aware->now - aware->used_at[slot]);
+    const double unused = (double)(aware->now - aware->uses[slot].at);
     return of->reused * exp(-unused / mean) * (1 - exp(-(aware->stay_mean + 1) / mean));
 }
 
@@ -151,7 +190,7 @@ static uint32_t workload_aware_victim(struct kvt_policy *aware)
         if (slot == KVT_POLICY_NONE) continue;
         count++;
         is_known = is_known && aware->kinds[kind].samples >= SAMPLES_MIN;
-        if (oldest == KVT_POLICY_NONE || aware->used_at[slot] < aware->used_at[oldest]) oldest = slot;
+        if (oldest == KVT_POLICY_NONE || aware->uses[slot].at < aware->uses[oldest].at) oldest = slot;
     }
     if (count <= 1 || !is_known) return oldest;
     uint32_t least = KVT_POLICY_NONE;
@@ -169,6 +208,7 @@ static uint32_t workload_aware_victim(struct kvt_policy *aware)
 static void workload_aware_verify(const struct kvt_policy *aware)
 {
     (void)kvt_slots_verify(&aware->slots, KINDS);
+    kvt_ghosts_verify(&aware->ghosts);
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         KVT_ASSERT(aware->kinds[kind].reused >= 0);
         KVT_ASSERT(aware->kinds[kind].reused <= 1);

@@ -90,8 +90,7 @@ static void check_reuse(struct sim *sim, uint32_t index, kvt_seq handle, uint32_
     SIM_CHECK(sim, reused <= limit, "%u tokens reused, limit %llu", reused, (unsigned long long)limit);
     const bool was_sealed = twin_is_prefix(&sim->twin, &sim->scratch, reused / block_tokens);
     if (!was_sealed) describe_found(sim, handle);
-    SIM_CHECK(sim, was_sealed,
-              "sequence %u reuses %u tokens that were never all sealed", index, reused);
+    SIM_CHECK(sim, was_sealed, "sequence %u reuses %u tokens that were never all sealed", index, reused);
     if (!is_pristine(sim)) return;
     uint32_t longest = (uint32_t)(limit / block_tokens);
     while (longest > 0 && !twin_is_prefix(&sim->twin, &sim->scratch, longest)) longest--;
@@ -380,8 +379,8 @@ static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
     struct kvt_store_stats stats = { 0 };
     if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
     const struct kvt_counters *counters = &sim_core(sim)->counters;
-    const bool may_lose = counters->given_up_blocks > 0 || counters->abandoned > 0 || stats.lost_records > 0 || sim->was_reset
-        || !sim_plan_is_calm(&sim->plan);
+    const bool may_lose = counters->given_up_blocks > 0 || counters->abandoned > 0 || stats.lost_records > 0
+        || sim->was_reset || !sim_plan_is_calm(&sim->plan);
     SIM_CHECK(sim, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i,
               (unsigned long long)lost_from);
 }
@@ -485,7 +484,8 @@ static void call_fork(struct sim *sim)
     sim_say(sim, "fork %u: status %d, %u", i, (int)status, to);
     if (was_in_step) SIM_CHECK(sim, status == KVT_INVAL, "in a step: status %d", (int)status);
     if (status != KVT_OK) {
-        SIM_CHECK(sim, status == KVT_FULL || was_in_step || (status == KVT_NOMEM && is_short), "status %d", (int)status);
+        SIM_CHECK(sim, status == KVT_FULL || was_in_step || (status == KVT_NOMEM && is_short), "status %d",
+                  (int)status);
         return;
     }
     sim->sequences[to] = sim->sequences[i];
@@ -625,7 +625,7 @@ void sim_call(struct sim *sim)
     else if (draw < 805) call_expect(sim);
     else if (draw < 815) call_bad(sim);
     else if (draw < 820) call_sync(sim);
-    else if (draw < 821) call_reset(sim);
+    else if (draw < 823) call_reset(sim);
     else sim_drift(sim);
     for (uint32_t n = sim_below(sim, 1 + sim->plan.haste); n > 0; n--) sim_drift(sim);
 }

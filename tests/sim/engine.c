@@ -57,7 +57,8 @@ static void access_rows(const struct kernel *kernel, const struct access *access
             twin_row(access->values[t], access->group, s, access->is_write ? at : expected, row_bytes);
             if (access->is_write || memcmp(at, expected, row_bytes) == 0) continue;
             say_whose(sim, at, access->group, s, row_bytes);
-            sim_fail(sim, "wrong bytes: sequence %u read them (launched at tick %llu), group %u, block %u, row %u of %u",
+            sim_fail(sim,
+                     "wrong bytes: sequence %u read them (launched at tick %llu), group %u, block %u, row %u of %u",
                      kernel->sequence, (unsigned long long)kernel->tick, access->group, access->block, t, access->to);
         }
     }
@@ -104,8 +105,8 @@ static void get_table(struct sim *sim, const struct twin_sequence *sequence, uin
 }
 
 /* The slot of a block that the sequence attends to. */
-static uint8_t *slot_of(struct sim *sim, const struct twin_sequence *sequence, uint32_t group, const struct table *table,
-                        uint32_t block)
+static uint8_t *slot_of(struct sim *sim, const struct twin_sequence *sequence, uint32_t group,
+                        const struct table *table, uint32_t block)
 {
     const uint32_t s = sim_index_of(sim, sequence);
     const bool is_inside = block >= table->first && block < table->first + table->count;
@@ -127,18 +128,17 @@ static void read_group(struct sim *sim, const struct twin_sequence *sequence, ui
     if (tokens == 0) return;
     get_table(sim, sequence, g, &table);
     if (shape->kind == KVT_GROUP_STATE) {
-        kernel->accesses[kernel->count++] = (struct access){ .group = g,
-                                                             .slot = slot_of(sim, sequence, g, &table, 0),
-                                                             .to = 1,
-                                                             .values = { sequence->value[tokens - 1] } };
+        kernel->accesses[kernel->count++] = (struct access){
+            .group = g, .slot = slot_of(sim, sequence, g, &table, 0), .to = 1, .values = { sequence->value[tokens - 1] }
+        };
         return;
     }
     const uint32_t first = twin_first_needed(&sim->twin, g, tokens);
     for (uint32_t i = 0; i * block_tokens < tokens; i++) {
         if (i < first && i >= twin_sink_blocks(&sim->twin, g)) continue;
         if (shape->kind == KVT_GROUP_FULL && sequence->dropped_at[i]) {
-            SIM_CHECK(sim, table.slots[i - table.first] == KVT_NO_SLOT, "group %u: block %u was dropped and is there", g,
-                      i);
+            SIM_CHECK(sim, table.slots[i - table.first] == KVT_NO_SLOT, "group %u: block %u was dropped and is there",
+                      g, i);
             continue;
         }
         struct access *access = &kernel->accesses[kernel->count++];
@@ -182,8 +182,7 @@ static void write_group(struct sim *sim, const struct twin_sequence *sequence, u
                                    .slot = slot_of(sim, sequence, g, &table, i),
                                    .from = i * block_tokens < from ? from - i * block_tokens : 0,
                                    .to = kvt_min_u32(block_tokens, from + n - i * block_tokens) };
-        for (uint32_t t = access->from; t < access->to; t++)
-            access->values[t] = sequence->value[i * block_tokens + t];
+        for (uint32_t t = access->from; t < access->to; t++) access->values[t] = sequence->value[i * block_tokens + t];
     }
 }
 

@@ -157,7 +157,8 @@ static bool take_end(const struct farm_config *config, struct shared *shared, st
     const uint64_t at = atomic_load(&worker->at);
     const bool is_good = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (is_good) return false;
-    if (!(WIFEXITED(status) && WEXITSTATUS(status) == 1 && worker->outcome.is_failed)) tell_end(status, &worker->outcome);
+    if (!(WIFEXITED(status) && WEXITSTATUS(status) == 1 && worker->outcome.is_failed))
+        tell_end(status, &worker->outcome);
     note_failure(result, at > 0 ? config->first + at - 1 : config->first, &worker->outcome);
     atomic_fetch_add(&shared->failed, 1);
     if (at == 0) return false; /* it could not work at all */
@@ -204,8 +205,7 @@ bool farm_run(const struct farm_config *config, struct farm_result *ret_result)
         /* Short runs are over sooner than the next look. */
         (void)poll(NULL, 0, atomic_load(&shared->done) + 1 < config->count ? LOOK_MS : 20);
         reap(config, shared, ret_result);
-        if (config->progress)
-            config->progress(config->user, atomic_load(&shared->done), done_in_a_row(config, shared));
+        if (config->progress) config->progress(config->user, atomic_load(&shared->done), done_in_a_row(config, shared));
     }
     for (uint32_t w = 0; w < config->jobs; w++) add_counts(&ret_result->counts, &shared->workers[w].counts);
     ret_result->done = atomic_load(&shared->done);

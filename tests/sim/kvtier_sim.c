@@ -150,13 +150,15 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     }
 }
 
-static const struct argp sim_argp = { .options = option_table,
-                                      .parser = read_option,
-                                      .args_doc = "[SEED]",
-                                      .doc = "Runs the whole runtime in one thread, on a clock, a disk and a device that "
-                                             "a seed moves, and checks that it keeps its promises.\v"
-                                             "A seed decides everything: the same command line gives the same run. A "
-                                             "seed that fails is shrunk, and the command line that shows it is printed." };
+static const struct argp sim_argp = {
+    .options = option_table,
+    .parser = read_option,
+    .args_doc = "[SEED]",
+    .doc = "Runs the whole runtime in one thread, on a clock, a disk and a device that "
+           "a seed moves, and checks that it keeps its promises.\v"
+           "A seed decides everything: the same command line gives the same run. A "
+           "seed that fails is shrunk, and the command line that shows it is printed."
+};
 
 static int check_options(const struct options *options)
 {
@@ -210,7 +212,8 @@ static bool write_total(const char *path, const struct total *total)
     (void)json_object_object_add(root, "commit", json_object_new_string(sim_commit));
     char beside[4096];
     (void)snprintf(beside, sizeof beside, "%s.new", path);
-    const bool is_good = json_object_to_file_ext(beside, root, JSON_C_TO_STRING_PRETTY) == 0 && rename(beside, path) == 0;
+    const bool is_good = json_object_to_file_ext(beside, root, JSON_C_TO_STRING_PRETTY) == 0
+        && rename(beside, path) == 0;
     (void)json_object_put(root);
     return is_good;
 }
@@ -297,15 +300,16 @@ static void print_result(const struct options *options, const struct farm_result
     (void)printf("  engine: %llu rows compared, %llu tokens reused, %llu losses told, %llu recounts\n",
                  (unsigned long long)counts->rows, (unsigned long long)counts->reused_tokens,
                  (unsigned long long)counts->losses, (unsigned long long)counts->recounts);
-    (void)printf("  tiers: hits %llu device, %llu host, %llu nvme; %llu stashes, %llu fetches, %llu failed, %llu abandoned\n",
-                 (unsigned long long)counts->hits[0], (unsigned long long)counts->hits[1],
-                 (unsigned long long)counts->hits[2], (unsigned long long)counts->stashes,
-                 (unsigned long long)counts->fetches, (unsigned long long)counts->failures,
-                 (unsigned long long)counts->abandoned);
-    (void)printf("  store: %llu restarts, %llu kills, %llu power cuts, %llu resets; %llu records read, %llu were durable\n",
-                 (unsigned long long)counts->restarts, (unsigned long long)counts->kills,
-                 (unsigned long long)counts->power_cuts, (unsigned long long)counts->resets,
-                 (unsigned long long)counts->records_read, (unsigned long long)counts->records_durable);
+    (void)printf(
+        "  tiers: hits %llu device, %llu host, %llu nvme; %llu stashes, %llu fetches, %llu failed, %llu abandoned\n",
+        (unsigned long long)counts->hits[0], (unsigned long long)counts->hits[1], (unsigned long long)counts->hits[2],
+        (unsigned long long)counts->stashes, (unsigned long long)counts->fetches, (unsigned long long)counts->failures,
+        (unsigned long long)counts->abandoned);
+    (void)printf(
+        "  store: %llu restarts, %llu kills, %llu power cuts, %llu resets; %llu records read, %llu were durable\n",
+        (unsigned long long)counts->restarts, (unsigned long long)counts->kills, (unsigned long long)counts->power_cuts,
+        (unsigned long long)counts->resets, (unsigned long long)counts->records_read,
+        (unsigned long long)counts->records_durable);
     (void)printf("  faults:");
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (counts->faults[f])
@@ -368,8 +372,9 @@ static void shrink_first(const struct options *options, const struct farm_result
     (void)fprintf(stderr, "shrinking seed %llu\n", (unsigned long long)failure->seed);
     const struct sim_outcome least = farm_shrink(failure->seed, &ticks, &without, options->seconds_max);
     if (least.is_failed) print_failure(options, failure->seed, &least, ticks, without);
-    else (void)fprintf(stderr, "seed %llu does not fail again: it is not deterministic\n",
-                       (unsigned long long)failure->seed);
+    else
+        (void)fprintf(stderr, "seed %llu does not fail again: it is not deterministic\n",
+                      (unsigned long long)failure->seed);
 }
 
 static int run_many(struct options *options)

@@ -129,7 +129,8 @@ static void choose_device_bytes(struct sim *sim, uint64_t scratch_bytes)
         sim->config.device_bytes = bytes;
         char error[256];
         const enum kvt_status status = kvt_options_resolve(&sim->config, scratch_bytes, &options, error, sizeof error);
-        if (status != KVT_OK && strncmp(error, "device_bytes", 12) != 0) sim_fail(sim, "the plan is refused: %s", error);
+        if (status != KVT_OK && strncmp(error, "device_bytes", 12) != 0)
+            sim_fail(sim, "the plan is refused: %s", error);
         uint32_t least = status == KVT_OK ? UINT32_MAX : 0;
         for (uint32_t p = 0; status == KVT_OK && p < options.core.pool_count; p++)
             least = kvt_min_u32(least, options.core.pool_slots[p]);
@@ -201,6 +202,12 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
     if (status == KVT_OK) meet_device(sim);
     else SIM_CHECK(sim, sim->runtime == NULL, "a runtime that was refused: %s", error);
     sim_say(sim, "open: status %d%s%s", (int)status, status == KVT_OK ? "" : ": ", status == KVT_OK ? "" : error);
+    if (status == KVT_OK && sim_store(sim)) {
+        struct kvt_store_stats stats;
+        kvt_store_stats(sim_store(sim), &stats);
+        sim_say(sim, "the store: %u directories, %u left out, %llu records, %llu bad", stats.directories,
+                stats.directories_lost, (unsigned long long)stats.records, (unsigned long long)stats.recovered_bad);
+    }
     return status;
 }
 
@@ -258,9 +265,18 @@ void sim_machine_start(struct sim *sim)
     set_disk_faults(sim, true);
 }
 
+/* How often the disk's faults struck; LOST stands for STALL, too. */
+static void count_disk_faults(struct sim *sim)
+{
+    const struct io_faulty_counters disk = io_faulty_counters(sim->image);
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(disk_faults); i++)
+        sim->counts.faults[disk_faults[i].fault] = disk.faults[disk_faults[i].io];
+}
+
 void sim_machine_end(struct sim *sim)
 {
     close_runtime(sim);
+    count_disk_faults(sim);
     io_faulty_image_destroy(&sim->image);
 }
 

@@ -135,15 +135,15 @@ static void choose_policies(struct kvt_rng *rng, struct sim_plan *plan)
 static const struct {
     uint32_t least, most;
 } ranges[SIM_FAULTS] = {
-    [SIM_FAULT_EIO] = { 500, 40000 },       [SIM_FAULT_SHORT] = { 1000, 80000 },
-    [SIM_FAULT_DELAY] = { 10000, 500000 },  [SIM_FAULT_REORDER] = { 1000000, 1000000 },
-    [SIM_FAULT_QUEUE] = { 5000, 200000 },   [SIM_FAULT_FLIP] = { 1000, 60000 },
-    [SIM_FAULT_TORN] = { 500, 20000 },      [SIM_FAULT_MISDIRECT] = { 500, 20000 },
-    [SIM_FAULT_NOSPACE] = { 500, 60000 },   [SIM_FAULT_LOST] = { 200, 8000 },
-    [SIM_FAULT_STALL] = { 500, 4000 },      [SIM_FAULT_COPY] = { 1000, 60000 },
-    [SIM_FAULT_STUCK] = { 500, 15000 },     [SIM_FAULT_DEVICE] = { 200, 800 },
-    [SIM_FAULT_MEMORY] = { 2000, 40000 },   [SIM_FAULT_RESTART] = { 300, 1500 },
-    [SIM_FAULT_KILL] = { 300, 1500 },       [SIM_FAULT_POWER] = { 300, 1500 },
+    [SIM_FAULT_EIO] = { 500, 40000 },      [SIM_FAULT_SHORT] = { 1000, 80000 },
+    [SIM_FAULT_DELAY] = { 10000, 500000 }, [SIM_FAULT_REORDER] = { 1000000, 1000000 },
+    [SIM_FAULT_QUEUE] = { 5000, 200000 },  [SIM_FAULT_FLIP] = { 1000, 60000 },
+    [SIM_FAULT_TORN] = { 500, 20000 },     [SIM_FAULT_MISDIRECT] = { 500, 20000 },
+    [SIM_FAULT_NOSPACE] = { 500, 60000 },  [SIM_FAULT_LOST] = { 200, 8000 },
+    [SIM_FAULT_STALL] = { 500, 4000 },     [SIM_FAULT_COPY] = { 1000, 60000 },
+    [SIM_FAULT_STUCK] = { 500, 15000 },    [SIM_FAULT_DEVICE] = { 200, 800 },
+    [SIM_FAULT_MEMORY] = { 2000, 40000 },  [SIM_FAULT_RESTART] = { 300, 1500 },
+    [SIM_FAULT_KILL] = { 300, 1500 },      [SIM_FAULT_POWER] = { 300, 1500 },
     [SIM_FAULT_JUMP] = { 500, 4000 },
 };
 
@@ -160,7 +160,8 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
         plan->rates[f] = is_chosen && !is_off ? rate : 0;
     }
     /* A restart of a calm world shows what it must bring back whole. */
-    if (percent == 0 && below(rng, 2) == 0 && !(without >> SIM_FAULT_RESTART & 1u)) plan->rates[SIM_FAULT_RESTART] = 600;
+    if (percent == 0 && below(rng, 2) == 0 && !(without >> SIM_FAULT_RESTART & 1u))
+        plan->rates[SIM_FAULT_RESTART] = 600;
     plan->deadline_ns = (200 + below(rng, 800)) * MS;
 }
 
@@ -203,13 +204,15 @@ void sim_plan_print(const struct sim_plan *plan)
         (void)printf(" %s, %llu bytes;", kvt_dtype_name(group->dtype),
                      (unsigned long long)kvt_group_block_bytes(group, plan->shape.block_tokens));
     }
-    (void)printf("\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s\n",
-                 plan->device_slots_min, plan->host_slot_bytes, plan->nvme_bytes, plan->stripes, plan->device_policy,
-                 plan->host_policy, plan->admission, prefetches[plan->prefetch]);
-    (void)printf("  codec %s%s, %s; sequences %u, transfers %u, deadline %llu ms\n  faults:",
-                 plan->is_codec_on ? "on" : "off", plan->is_codec_on && plan->is_codec_tables_off ? " without tables" : "",
-                 plan->is_encrypted ? "encrypted" : "plain", plan->sequences_max, plan->transfers_max,
-                 (unsigned long long)(plan->deadline_ns / MS));
+    (void)printf(
+        "\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s\n",
+        plan->device_slots_min, plan->host_slot_bytes, plan->nvme_bytes, plan->stripes, plan->device_policy,
+        plan->host_policy, plan->admission, prefetches[plan->prefetch]);
+    (void)printf(
+        "  codec %s%s, %s; sequences %u, transfers %u, deadline %llu ms\n  faults:", plan->is_codec_on ? "on" : "off",
+        plan->is_codec_on && plan->is_codec_tables_off ? " without tables" : "",
+        plan->is_encrypted ? "encrypted" : "plain", plan->sequences_max, plan->transfers_max,
+        (unsigned long long)(plan->deadline_ns / MS));
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (plan->rates[f]) (void)printf(" %s %u", sim_fault_name((enum sim_fault)f), plan->rates[f]);
     }

@@ -65,9 +65,9 @@ struct sim_plan {
     uint64_t link_bytes_per_s;     /* of the device; 0: none */
     uint64_t link_latency_ns;
     uint64_t deadline_ns;
-    uint32_t haste;      /* how fast what runs by itself runs, beside calls */
+    uint32_t haste;       /* how fast what runs by itself runs, beside calls */
     uint32_t check_every; /* ticks between two recounts */
-    bool is_keeping;     /* every finished sequence stays cached */
+    bool is_keeping;      /* every finished sequence stays cached */
     uint32_t rates[SIM_FAULTS];
 };
 

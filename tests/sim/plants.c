@@ -11,10 +11,9 @@ enum kvt_plant kvt_plant_chosen;
 
 bool sim_plant_choose(const char *name)
 {
-    static const char *const names[] = {
-        "NONE",
+    static const char *const names[] = { "NONE",
 #define X(id, text) #id,
-        KVT_PLANT_LIST(X)
+                                         KVT_PLANT_LIST(X)
 #undef X
     };
     for (uint32_t i = 1; i < KVT_ARRAY_COUNT(names); i++) {

@@ -72,16 +72,16 @@ struct sim {
     struct twin_sequence scratch;
     struct sim_step steps[SIM_STEPS_MAX];
     struct sim_content content;
-    uint32_t durable_run; /* grows when what was durable no longer has to be */
+    uint32_t durable_run;                  /* grows when what was durable no longer has to be */
     uint8_t *packed, *raw, *scratch_bytes; /* to read records with */
     uint64_t scratch_size;
 
     bool was_kept_false, was_reset, was_restarted, was_crashed;
-    bool is_calm;           /* faults have ended */
+    bool is_calm; /* faults have ended */
     bool is_device_lost;
-    uint64_t stall_until;   /* tick */
+    uint64_t stall_until; /* tick */
     uint64_t tick;
-    uint64_t found_blocks;  /* by create, of this process: the hits of all tiers together */
+    uint64_t found_blocks; /* by create, of this process: the hits of all tiers together */
     struct sim_counts counts;
 
     uint64_t digest; /* of everything that was said */
@@ -94,8 +94,8 @@ struct sim {
 
 struct sim_outcome {
     bool is_failed;
-    uint64_t tick;      /* of the failure */
-    uint32_t alike;     /* what did not hold, digits apart: two runs that fail alike have the same */
+    uint64_t tick;  /* of the failure */
+    uint32_t alike; /* what did not hold, digits apart: two runs that fail alike have the same */
     char text[512];
     uint64_t digest;
     struct sim_counts counts;

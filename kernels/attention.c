@@ -1,6 +1,10 @@
 /* The registry of attention, and the merge, which is the same for all. */
 #include "kernels/attention.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels/attention_simd.h"
 #include "runtime/base/bytes.h"
 
@@ -13,9 +17,16 @@ static const struct kvt_attention_ops *const registry[] = {
 };
 
 #if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows its name. */
+static bool is_f16c_here(void)
+{
+    unsigned int a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
 bool kvt_attention_is_avx2_here(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && is_f16c_here();
 }
 
 bool kvt_attention_is_avx512_here(void)

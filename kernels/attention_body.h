@@ -9,15 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/body.h"
 #include "kvtier/shape.h"
-
-#ifndef KVT_BODY
-#if defined(__CUDACC__)
-#define KVT_BODY static inline __host__ __device__
-#else
-#define KVT_BODY static inline
-#endif
-#endif
 
 #define KVT_ATTENTION_NO_SLOT UINT32_MAX /* an entry whose block was dropped: it is passed over */
 

@@ -33,5 +33,6 @@ struct kvt_vec16 {
 } __attribute__((aligned(16), may_alias));
 
 typedef uint32_t kvt_word_alias __attribute__((may_alias));
+typedef uint64_t kvt_long_alias __attribute__((may_alias));
 
 #endif

@@ -5,6 +5,7 @@
 
 /* In the order of preference; the emulated device is always present. */
 static const struct kvt_gpu_ops *const devices[] = {
+    &kvt_gpu_cuda_ops,
     &kvt_gpu_emulated_ops,
 };
 

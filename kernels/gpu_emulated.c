@@ -12,6 +12,7 @@
 #include "kernels/gpu_emulated.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -370,6 +371,25 @@ static void emulated_memory_free(struct kvt_gpu *gpu, void *memory, size_t size_
     kvt_table_unmap(memory, size_bytes);
 }
 
+/* Ordinary memory is as good as any other to it. */
+static bool emulated_host_pin(struct kvt_gpu *gpu, void *memory, size_t size_bytes)
+{
+    (void)emulated_of(gpu);
+    return memory && size_bytes > 0;
+}
+
+static void emulated_host_unpin(struct kvt_gpu *gpu, void *memory, size_t size_bytes)
+{
+    (void)emulated_of(gpu);
+    KVT_ASSERT(memory && size_bytes > 0);
+}
+
+static bool emulated_host_is_pinned(struct kvt_gpu *gpu, const void *memory)
+{
+    (void)emulated_of(gpu);
+    return memory != NULL;
+}
+
 /* Appends a stream, with the lock held. */
 static enum kvt_status add_stream(struct emulated *e, void *engine_stream)
 {
@@ -402,6 +422,13 @@ static enum kvt_status emulated_stream(struct kvt_gpu *gpu, void *engine_stream,
     if (status == KVT_OK) *ret_stream = stream;
     (void)pthread_mutex_unlock(&e->lock);
     return status;
+}
+
+static void *emulated_engine_stream(struct kvt_gpu *gpu, uint32_t i)
+{
+    static char names[KVT_GPU_ENGINE_STREAMS]; /* only their addresses matter */
+    (void)emulated_of(gpu);
+    return i < KVT_GPU_ENGINE_STREAMS ? &names[i] : NULL;
 }
 
 static kvt_mark emulated_mark(struct kvt_gpu *gpu, uint32_t stream)
@@ -453,6 +480,30 @@ static void emulated_synchronize(struct kvt_gpu *gpu, kvt_mark mark)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Packing is the CPU's here, too: run does it. */
+static bool emulated_can_pack(struct kvt_gpu *gpu)
+{
+    (void)emulated_of(gpu);
+    return false;
+}
+
+static bool emulated_is_lost(struct kvt_gpu *gpu)
+{
+    (void)emulated_of(gpu);
+    return false;
+}
+
+static void emulated_describe(struct kvt_gpu *gpu, char *ret_text, size_t text_bytes)
+{
+    const struct kvt_gpu_config *config = &emulated_of(gpu)->config;
+    if (config->link_bytes_per_s == 0) {
+        (void)snprintf(ret_text, text_bytes, "emulated: ordinary memory, copied by the CPU");
+        return;
+    }
+    (void)snprintf(ret_text, text_bytes, "emulated: ordinary memory behind a link of %.2f GB/s each way",
+                   (double)config->link_bytes_per_s * 1e-9);
+}
+
 const struct kvt_gpu_ops kvt_gpu_emulated_ops = {
     .name = "emulated",
     .is_present = emulated_is_present,
@@ -460,12 +511,19 @@ const struct kvt_gpu_ops kvt_gpu_emulated_ops = {
     .close = emulated_close,
     .memory_alloc = emulated_memory_alloc,
     .memory_free = emulated_memory_free,
+    .host_pin = emulated_host_pin,
+    .host_unpin = emulated_host_unpin,
+    .host_is_pinned = emulated_host_is_pinned,
     .stream = emulated_stream,
+    .engine_stream = emulated_engine_stream,
     .mark = emulated_mark,
     .is_reached = emulated_is_reached,
     .wait = emulated_wait,
     .submit = emulated_submit,
     .synchronize = emulated_synchronize,
+    .can_pack = emulated_can_pack,
+    .is_lost = emulated_is_lost,
+    .describe = emulated_describe,
 };
 
 /* ---- For tests and simulations --------------------------------------------------------------- */

@@ -195,14 +195,19 @@ KVT_BODY void kvt_rank_lane_planes(const struct kvt_rank_lane *lane, uint32_t in
 
 /* ---- The parts in memory --------------------------------------------------------------------------------------- */
 
-/* A word whose address may have any alignment. */
+/* A word whose address may have any alignment; one access where it is aligned. */
 KVT_BODY void kvt_rank_store_word(uint8_t *target, uint64_t word)
 {
+    if (((uintptr_t)target & 7) == 0) {
+        *(kvt_long_alias *)(void *)target = word;
+        return;
+    }
     for (uint32_t i = 0; i < 8; i++) target[i] = (uint8_t)(word >> 8 * i);
 }
 
 KVT_BODY uint64_t kvt_rank_load_word(const uint8_t *source)
 {
+    if (((uintptr_t)source & 7) == 0) return *(const kvt_long_alias *)(const void *)source;
     uint64_t word = 0;
     for (uint32_t i = 0; i < 8; i++) word |= (uint64_t)source[i] << 8 * i;
     return word;

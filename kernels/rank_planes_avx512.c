@@ -181,13 +181,13 @@ INLINE void pack_planes(enum kvt_dtype dtype, bool is_based, struct kvt_rank_pac
         rest.words = rest.bytes + shape->elements;
         struct kvt_rank_walk walk = kvt_rank_walk_begin(args->bases.plane[plane], shape->channels);
         for (uint32_t group = 0; group < full; group++) {
-            pack_group(dtype, is_based, &s, source, rest, walk.bases + walk.channel, UINT64_MAX);
+            pack_group(dtype, is_based, &s, source, rest, kvt_rank_walk_at(is_based, &walk), UINT64_MAX);
             source += KVT_RANK_GROUP * element_bytes(dtype);
             rest.bytes += group_rest_bytes(dtype);
             if (dtype == KVT_DTYPE_FP16) rest.words += 24;
             if (is_based) kvt_rank_walk_next(&walk);
         }
-        if (left > 0) pack_short_group(dtype, is_based, &s, source, left, rest, walk.bases + walk.channel);
+        if (left > 0) pack_short_group(dtype, is_based, &s, source, left, rest, kvt_rank_walk_at(is_based, &walk));
     }
     kvt_rank_write_end(&s.second);
     kvt_rank_write_end(&s.third);
@@ -297,14 +297,14 @@ INLINE bool unpack_planes(enum kvt_dtype dtype, bool is_based, const struct kvt_
         struct kvt_rank_walk walk = kvt_rank_walk_begin(args->bases.plane[plane], shape->channels);
         for (uint32_t group = 0; group < full; group++) {
             __m512i e;
-            if (!unpack_exponents(is_based, &s, walk.bases + walk.channel, &e)) return false;
+            if (!unpack_exponents(is_based, &s, kvt_rank_walk_at(is_based, &walk), &e)) return false;
             join(dtype, e, rest, target);
             target += KVT_RANK_GROUP * element_bytes(dtype);
             rest.bytes += group_rest_bytes(dtype);
             if (dtype == KVT_DTYPE_FP16) rest.words += 24;
             if (is_based) kvt_rank_walk_next(&walk);
         }
-        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, walk.bases + walk.channel, target))
+        if (left > 0 && !unpack_short_group(dtype, is_based, &s, left, rest, kvt_rank_walk_at(is_based, &walk), target))
             return false;
     }
     return s.second_at == s.second_count && s.third_at == s.third_count && s.escape_at == s.escape_count;

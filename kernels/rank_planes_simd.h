@@ -55,6 +55,12 @@ static inline struct kvt_rank_walk kvt_rank_walk_begin(const uint8_t *bases, uin
     return (struct kvt_rank_walk){ .bases = bases, .step = KVT_RANK_GROUP % channels, .channels = channels };
 }
 
+/* Of the next group's first element. Not based: NULL, to which not even 0 may be added. */
+static inline const uint8_t *kvt_rank_walk_at(bool is_based, const struct kvt_rank_walk *walk)
+{
+    return is_based ? walk->bases + walk->channel : NULL;
+}
+
 static inline void kvt_rank_walk_next(struct kvt_rank_walk *walk)
 {
     walk->channel += walk->step;

@@ -5,6 +5,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/flow.h"
 #include "runtime/planner.h"
 #include "runtime/residency.h"
@@ -48,6 +49,8 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
     KVT_TRY(kvt_block_table_init(&core->table, config->blocks_max));
     KVT_TRY(kvt_prefix_init(&core->prefix, core->table.blocks, config->blocks_max));
     KVT_TRY(kvt_transfers_init(&core->transfers, config->transfers_max));
+    core->landing = kvt_alloc(config->transfers_max, sizeof *core->landing);
+    if (!core->landing) return KVT_NOMEM;
     KVT_TRY(init_sequences(core));
     for (uint32_t q = 0; q < 2; q++) {
         core->write_back[q].capacity = WRITE_BACK_ENTRIES;
@@ -68,6 +71,7 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
 void kvt_core_done(struct kvt_core *core)
 {
     if (core->transfers.items) kvt_transfers_done(&core->transfers);
+    kvt_free(core->landing);
     if (core->admission) core->config.admission->destroy(core->admission);
     for (uint32_t i = 0; core->sequences && i < core->config.sequences_max; i++) {
         kvt_free(core->sequences[i].tail_tokens);
@@ -77,6 +81,7 @@ void kvt_core_done(struct kvt_core *core)
     if (core->sequences) kvt_table_unmap(core->sequences, (size_t)core->config.sequences_max * sizeof *core->sequences);
     for (uint32_t q = 0; q < 2; q++)
         kvt_table_unmap(core->write_back[q].entries, WRITE_BACK_ENTRIES * sizeof *core->write_back[q].entries);
+    for (uint32_t r = 0; r < KVT_READERS_MAX; r++) kvt_reader_free(&core->readers[r]);
     for (uint32_t p = 0; p < core->config.pool_count; p++) kvt_pool_done(&core->pools[p]);
     if (core->has_host) kvt_host_pool_done(&core->host);
     kvt_prefix_done(&core->prefix);
@@ -133,7 +138,8 @@ enum kvt_status kvt_core_reset(struct kvt_core *core, uint64_t *ret_kept)
         kept += block->refs > 0;
         forget_block(core, b);
     }
-    const enum kvt_status status = core->has_nvme ? core->nvme->ops->reset(core->nvme) : KVT_OK;
+    const bool has_lower = core->has_nvme && !KVT_PLANTED(RESET_TOP_ONLY);
+    const enum kvt_status status = has_lower ? core->nvme->ops->reset(core->nvme) : KVT_OK;
     *ret_kept = kept;
     return status;
 }
@@ -153,6 +159,11 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
         core->nvme_retry_ns = 0;
         core->changes++;
     }
+    if (core->device_retry_ns != 0 && core->now_ns >= core->device_retry_ns) {
+        core->device_retry_ns = 0;
+        core->changes++;
+    }
+    kvt_readers_pump(core);
     is_more = kvt_planner_make_room(core) || is_more;
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);
@@ -172,6 +183,7 @@ uint64_t kvt_core_next_timer(const struct kvt_core *core)
     uint64_t next = UINT64_MAX;
     if (core->transfers.oldest != KVT_NO_TRANSFER) next = core->transfers.items[core->transfers.oldest].deadline_ns;
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
+    if (core->device_retry_ns > core->now_ns) next = kvt_min_u64(next, core->device_retry_ns);
     /* While a sequence waits for its blocks, prefetch waits for that. */
     if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE)
         next = kvt_min_u64(next, kvt_planner_next_start_ns(core));

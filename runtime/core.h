@@ -9,7 +9,8 @@
  *     planner.c    what to move next: room, fetches, write-back, prefetch
  *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal;
  *     sequence_cut.c: truncate, window lookup.c     the longest prefix that every group has, found and held step.c
- *     steps: who is ready, pins, marks verify.c     everything counted again from scratch
+ *     steps: who is ready, pins, marks reader.c     windows through which long sequences are read
+ *     verify.c     everything counted again from scratch
  *
  * Invariants (numbered as in docs/architecture.md):
  * 1. A slot is on the free list or belongs to exactly one copy, or to one abandoned transfer.
@@ -33,11 +34,13 @@
 #include "runtime/metrics.h"
 #include "runtime/pool.h"
 #include "runtime/prefix.h"
+#include "runtime/reader.h"
 #include "runtime/sequence.h"
 #include "runtime/transfer.h"
 #include "tiers/tier.h"
 
 #define KVT_STEPS_MAX 16
+#define KVT_LAND_RANGES 8 /* of layers, that a block comes in when it comes layer by layer */
 
 struct kvt_core_config {
     struct kvt_model_shape shape;
@@ -56,6 +59,7 @@ struct kvt_core_config {
     uint64_t step_ns;
     uint64_t prefill_tokens_per_s;
     enum kvt_prefetch prefetch;
+    bool is_layered; /* sealed blocks in host memory are left to the step that needs them (layers.h) */
     bool is_packing; /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
@@ -86,6 +90,9 @@ struct kvt_step_state {
     uint32_t stream;
     uint32_t first_sequence; /* chained by step_next */
     uint32_t limbo;          /* blocks whose claim and hold end with the step, chained by link */
+    /* Of blocks that land while it runs: a mark behind each range of layers, which ranges there are, which it waited for. */
+    kvt_mark range_marks[KVT_GROUPS_MAX][KVT_LAND_RANGES];
+    uint8_t landing_ranges[KVT_GROUPS_MAX], waited_ranges[KVT_GROUPS_MAX];
 };
 
 struct kvt_counters {
@@ -98,6 +105,7 @@ struct kvt_counters {
     uint64_t packed_blocks, raw_blocks, packed_bytes, packed_raw_bytes;
     uint64_t store_raw_bytes;
     uint64_t prefetched_blocks, demand_blocks;
+    uint64_t window_chunks; /* layers of blocks that came through readers' windows */
 };
 
 struct kvt_core {
@@ -124,6 +132,7 @@ struct kvt_core {
     struct kvt_sequence_list demand;   /* active, not everything started yet; first come first served */
     struct kvt_sequence_list expected; /* idle or warming, by need_ns */
     struct kvt_step_state steps[KVT_STEPS_MAX];
+    struct kvt_reader readers[KVT_READERS_MAX];
 
     uint32_t epoch;
     uint64_t now_ns;  /* time of the call that is being served */
@@ -133,9 +142,14 @@ struct kvt_core {
     double codec_share;                 /* of the time that fetches to the device take, the part that unpacking takes */
     kvt_mark stream_marks[KVT_GPU_STREAMS_MAX]; /* latest mark of each engine stream */
     uint64_t events;                            /* grows when something became ready, or room was made, or was lost */
+    uint64_t fill_failures;                     /* device copies that were not filled after all */
+    uint32_t *landing;                          /* [transfers_max] transfers that wait for kvt_layers_begin() */
+    uint32_t landing_count, landing_ops;        /* and the ops that they come to */
     uint64_t changes;                           /* grows when a copy that could not leave may be able to */
     uint64_t nvme_retry_ns;                     /* the store refused: not before then again; 0: it did not */
     uint32_t nvme_refusals;                     /* stashes in a row that the store did not take */
+    uint64_t device_retry_ns;                   /* the device failed many times in a row: no stash before then; 0: it did not */
+    uint32_t device_failures;                   /* stashes in a row that the device failed */
     uint64_t nvme_blocks, nvme_blocks_peak;     /* copies that the core knows to be on nvme */
 
     struct kvt_counters counters;

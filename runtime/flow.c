@@ -3,11 +3,13 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/plant.h"
+#include "runtime/reader.h"
 #include "runtime/residency.h"
 
 #define POLL_BATCH 64
 #define FAILURES_MAX 8
 #define STORE_RETRY_NS (50u * 1000u * 1000u)
+#define DEVICE_RETRY_NS (50u * 1000u * 1000u)
 
 static struct kvt_tier *tier_of(const struct kvt_core *core, uint32_t tier)
 {
@@ -32,7 +34,10 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
     for (uint32_t tier = 0; tier < KVT_TIERS; tier++) {
         struct kvt_transfer *transfer;
         while ((transfer = kvt_transfers_next_waiting(&core->transfers, tier)) != NULL) {
-            if (transfer->is_abandoned) { /* its op was never submitted: this is its return */
+            /* The store would publish what a reset has come before, since it has not seen it yet. */
+            const bool is_late = transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch
+                && !KVT_PLANTED(LATE_STASH);
+            if (transfer->is_abandoned || is_late) { /* its op was never submitted: this is its return */
                 kvt_transfers_pop_waiting(&core->transfers, tier);
                 transfer->op.status = KVT_SHUTDOWN;
                 complete(core, transfer);
@@ -40,6 +45,18 @@ void kvt_flow_submit_waiting(struct kvt_core *core)
             }
             if (kvt_tier_submit(tier_of(core, tier), &transfer->op) != KVT_OK) break;
             kvt_transfers_pop_waiting(&core->transfers, tier);
+        }
+    }
+}
+
+void kvt_flow_cancel_waiting(struct kvt_core *core)
+{
+    for (uint32_t tier = 0; tier < KVT_TIERS; tier++) {
+        struct kvt_transfer *transfer;
+        while ((transfer = kvt_transfers_next_waiting(&core->transfers, tier)) != NULL) {
+            kvt_transfers_pop_waiting(&core->transfers, tier);
+            transfer->op.status = KVT_SHUTDOWN;
+            complete(core, transfer);
         }
     }
 }
@@ -199,6 +216,85 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
+uint32_t kvt_flow_land(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    KVT_ASSERT(kvt_copy_is_resident(block, KVT_TIER_HOST)); /* invariant 2 */
+    const bool is_reserved = kvt_device_reserve(core, index);
+    KVT_ASSERT(is_reserved);
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_DEVICE, index, index, KVT_PRIORITY_DEMAND);
+    KVT_ASSERT(transfer != NULL);
+    transfer->device_slot = block->device_slot;
+    transfer->parts_left = kvt_flow_land_ranges(core, block->group) - 1;
+    return kvt_transfer_index(&core->transfers, transfer);
+}
+
+kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t index, uint32_t range)
+{
+    struct kvt_transfer *rest = &core->transfers.items[index], *transfer = rest;
+    struct kvt_block *block = kvt_core_block(core, rest->source);
+    const uint32_t layers = core->groups[block->group].layers, ranges = kvt_flow_land_ranges(core, block->group);
+    if (range + 1 < ranges) {
+        transfer = begin(core, KVT_LEG_HOST_TO_DEVICE_PART, rest->source, rest->target, KVT_PRIORITY_DEMAND);
+        KVT_ASSERT(transfer != NULL);
+        transfer->rest = index;
+    }
+    transfer->host_slot = block->host_slot;
+    block->readers[KVT_TIER_HOST]++;
+    core->host.policy_ops->touch(core->host.policy, block->host_slot);
+    fill_fetch_op(core, transfer);
+    transfer->op.layer_first = transfer->op.layer_target = range * layers / ranges;
+    transfer->op.layer_count = (range + 1) * layers / ranges - transfer->op.layer_first;
+    submit(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* otherwise there is no mark to wait for */
+    return transfer->op.ret_mark;
+}
+
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return KVT_FLOW_LOST;
+    if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
+    if (!kvt_host_reserve(core, index, block->nvme_length)) return KVT_FLOW_NO_HOST_SLOT;
+    submit_nvme_to_host(core, begin(core, KVT_LEG_NVME_TO_HOST, index, index, KVT_PRIORITY_DEMAND));
+    return KVT_FLOW_STARTED;
+}
+
+enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t layer,
+                                 const struct kvt_window_place *place)
+{
+    struct kvt_block *source = kvt_core_block(core, index);
+    struct kvt_block *window = kvt_core_block(core, place->block);
+    KVT_ASSERT(kvt_copy_is_resident(source, KVT_TIER_HOST)); /* invariant 2 */
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_WINDOW, index, place->block, KVT_PRIORITY_DEMAND);
+    if (!transfer) return KVT_FLOW_BUSY;
+    /* The window's block stays where it is until the op is back, whatever becomes of its reader. */
+    kvt_block_ref(core, place->block);
+    kvt_block_claim(core, place->block);
+    transfer->reader = place->reader;
+    transfer->pass = place->pass;
+    transfer->entry = place->entry;
+    transfer->host_slot = source->host_slot;
+    source->readers[KVT_TIER_HOST]++;
+    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    struct kvt_tier_op *op = &transfer->op;
+    op->kind = KVT_OP_FETCH;
+    op->slot = window->device_slot;
+    op->layer_first = layer;
+    op->layer_count = 1;
+    op->layer_target = place->place;
+    op->host = kvt_host_pool_address(&core->host, source->host_slot);
+    op->form = kvt_block_has(source, KVT_BLOCK_HOST_PACKED) ? KVT_FORM_PACKED : KVT_FORM_RAW;
+    op->length = source->host_length;
+    op->tokens = kvt_block_op_tokens(core, source, source->lower_tokens);
+    op->after[0] = place->after;
+    if (KVT_PLANTED(WINDOW_BEFORE_READ)) op->after[0] = 0;
+    op->after[1] = kvt_core_pool(core, window)->slots[window->device_slot].mark;
+    submit(core, transfer);
+    return KVT_FLOW_STARTED;
+}
+
 bool kvt_flow_can_copy_now(const struct kvt_core *core)
 {
     const struct kvt_tier *device = core->config.device;
@@ -221,6 +317,7 @@ enum kvt_flow kvt_flow_stash_to_host(struct kvt_core *core, uint32_t index, enum
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(kvt_copy_is_resident(block, KVT_TIER_DEVICE)); /* invariant 2 */
     if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
+    if (core->now_ns < core->device_retry_ns) return KVT_FLOW_BUSY;
     if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
     const bool is_packed = core->config.is_packing && !kvt_block_has(block, KVT_BLOCK_RAW_ONLY);
     const uint32_t raw = kvt_block_raw_bytes(core, block, block->tokens);
@@ -327,6 +424,7 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
         block->host_length = op->ret_length;
         kvt_block_set(block, KVT_BLOCK_HOST_PACKED, op->ret_form == KVT_FORM_PACKED);
         kvt_host_filled(core, index);
+        core->device_failures = 0;
         const uint32_t raw = kvt_block_raw_bytes(core, block, block->lower_tokens);
         if (op->ret_form == KVT_FORM_PACKED) {
             core->counters.packed_blocks++;
@@ -348,6 +446,9 @@ static void device_to_host_done(struct kvt_core *core, struct kvt_transfer *tran
             if (is_whole) kvt_host_pool_learn(&core->host, block->group, 0);
         } else {
             core->counters.failures++;
+            /* A device that keeps failing is asked less often: trying again at once would never end. */
+            if (++core->device_failures >= FAILURES_MAX && !KVT_PLANTED(NO_PAUSE))
+                core->device_retry_ns = core->now_ns + DEVICE_RETRY_NS;
         }
     }
     /* A block that did not fit packed tries again raw before its copy's readers are told that this one is gone. */
@@ -399,13 +500,19 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
         core->counters.bytes_out[KVT_TIER_NVME] += op->ret_length;
         core->counters.bytes_in[KVT_TIER_HOST] += op->ret_length;
         measure_link(core, KVT_TIER_NVME, op, op->ret_length);
-        submit_host_to_device(core, transfer);
-        return true;
+        if (transfer->goes_on) {
+            submit_host_to_device(core, transfer);
+            return true;
+        }
+        core->events++;
+        kvt_block_settle(core, index);
+        return false;
     }
     core->counters.failures++;
+    core->events++;
     kvt_host_failed(core, index, false);
     nvme_read_failed(core, index, op->status);
-    kvt_device_failed(core, transfer->target, false);
+    if (transfer->goes_on) kvt_device_failed(core, transfer->target, false);
     end_prefetch(core, transfer);
     if (transfer->target != index) kvt_block_settle(core, index);
     kvt_block_settle(core, transfer->target);
@@ -427,16 +534,17 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const struct kvt_tier_op *op = &transfer->op;
     const bool is_copy = transfer->leg == KVT_LEG_DEVICE_TO_DEVICE;
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
+    const enum kvt_status status = op->status == KVT_OK ? transfer->parts_status : op->status;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
+    if (status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {
             core->counters.fetches++;
             core->counters.bytes_out[KVT_TIER_HOST] += op->length;
             core->counters.bytes_in[KVT_TIER_DEVICE] += op->length;
-            measure_link(core, KVT_TIER_DEVICE, op, op->length);
+            if (op->layer_count == 0) measure_link(core, KVT_TIER_DEVICE, op, op->length);
             if (op->link_ns + op->codec_ns > 0)
                 core->codec_share = core->codec_share * 0.9
                     + 0.1 * (double)op->codec_ns / (double)(op->link_ns + op->codec_ns);
@@ -448,14 +556,53 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
         block->origin = KVT_NO_BLOCK;
     } else {
         core->counters.failures++;
+        core->fill_failures++;
         kvt_device_failed(core, target, false);
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
+    if (status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);
+}
+
+/* The window's block is no longer written by this op. */
+static void let_window_go(struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    kvt_block_unclaim(core, transfer->target, 0);
+    kvt_block_unref(core, transfer->target);
+}
+
+static void host_to_window_done(struct kvt_core *core, struct kvt_transfer *transfer)
+{
+    const uint32_t source = transfer->source;
+    const struct kvt_tier_op *op = &transfer->op;
+    kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+    if (op->status == KVT_OK) {
+        const uint64_t bytes = op->length / core->groups[op->group].layers;
+        core->counters.window_chunks++;
+        core->counters.bytes_out[KVT_TIER_HOST] += bytes;
+        core->counters.bytes_in[KVT_TIER_DEVICE] += bytes;
+    } else {
+        core->counters.failures++;
+        if (op->status == KVT_CORRUPT) unpack_failed(core, source);
+    }
+    core->events++;
+    kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, op->status);
+    let_window_go(core, transfer);
+    kvt_block_settle(core, source);
+}
+
+/* Some layers are back; what fills the rest ends with its last part. */
+static void part_done(struct kvt_core *core, struct kvt_transfer *transfer)
+{
+    struct kvt_transfer *rest = &core->transfers.items[transfer->rest];
+    kvt_copy_reader_gone(core, transfer->source, KVT_TIER_HOST, false);
+    if (transfer->op.status != KVT_OK && rest->parts_status != KVT_CORRUPT) rest->parts_status = transfer->op.status;
+    KVT_ASSERT(rest->parts_left > 0);
+    rest->parts_left--;
+    if (rest->parts_left == 0 && rest->is_op_back) complete(core, rest);
 }
 
 /* The op of an abandoned transfer is back: nothing changes but the quarantine and the readers. */
@@ -482,14 +629,56 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
             core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST : (uint32_t)KVT_TIER_DEVICE,
             false);
         break;
+    case KVT_LEG_HOST_TO_DEVICE_PART: part_done(core, transfer); break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
+        let_window_go(core, transfer);
+        break;
     }
     core->events++;
     kvt_block_unref(core, source); /* the hold that abandoning took, so that its entry stays its own */
     if (transfer->target != source) kvt_block_unref(core, transfer->target);
 }
 
+/* Before the leg's end is acted on: the op may be filled anew for the next one. */
+static void tell(const struct kvt_core *core, const struct kvt_transfer *transfer)
+{
+    static const struct {
+        uint32_t from, to;
+    } ends[] = {
+        [KVT_LEG_DEVICE_TO_HOST] = { KVT_TIER_DEVICE, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_NVME] = { KVT_TIER_HOST, KVT_TIER_NVME },
+        [KVT_LEG_NVME_TO_HOST] = { KVT_TIER_NVME, KVT_TIER_HOST },
+        [KVT_LEG_HOST_TO_DEVICE] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
+        [KVT_LEG_DEVICE_TO_DEVICE] = { KVT_TIER_DEVICE, KVT_TIER_DEVICE },
+    };
+    const struct kvt_tier_op *op = &transfer->op;
+    const bool is_filled_here = transfer->leg == KVT_LEG_DEVICE_TO_HOST || transfer->leg == KVT_LEG_NVME_TO_HOST;
+    const bool is_late = transfer->is_abandoned
+        || (transfer->leg == KVT_LEG_HOST_TO_NVME && transfer->epoch != core->epoch);
+    struct kvt_transfer_event event = {
+        .from = ends[transfer->leg].from,
+        .to = ends[transfer->leg].to,
+        .priority = (uint32_t)op->priority,
+        .status = is_late && op->status == KVT_OK ? KVT_SHUTDOWN : op->status,
+        .block = transfer->target,
+        .group = op->group,
+        .begun_ns = transfer->leg_ns,
+        .ended_ns = core->now_ns,
+        .link_ns = op->link_ns,
+        .codec_ns = op->codec_ns,
+    };
+    if (transfer->leg != KVT_LEG_DEVICE_TO_DEVICE) event.bytes = is_filled_here ? op->ret_length : op->length;
+    core->config.env->on_transfer(core->config.env->transfer_user, &event);
+}
+
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
+    if (transfer->parts_left > 0) {
+        transfer->is_op_back = true;
+        return;
+    }
+    if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
     if (!transfer->is_abandoned)
         kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
     core->transfers.tier_in_flight[kvt_leg_tier(transfer->leg)]--;
@@ -504,6 +693,8 @@ static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
         case KVT_LEG_NVME_TO_HOST: goes_on = nvme_to_host_done(core, transfer); break;
         case KVT_LEG_HOST_TO_DEVICE:
         case KVT_LEG_DEVICE_TO_DEVICE: device_fill_done(core, transfer); break;
+        case KVT_LEG_HOST_TO_DEVICE_PART: part_done(core, transfer); break;
+        case KVT_LEG_HOST_TO_WINDOW: host_to_window_done(core, transfer); break;
         }
     }
     if (!goes_on) kvt_transfers_end(&core->transfers, transfer);
@@ -548,14 +739,19 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_core_block(core, source)->readers[KVT_TIER_NVME]--;
         kvt_host_failed(core, source, true);
         nvme_read_failed(core, source, KVT_NOTFOUND);
-        kvt_device_failed(core, target, false); /* no device work was under way */
+        if (transfer->goes_on) kvt_device_failed(core, target, false); /* no device work was under way */
         end_prefetch(core, transfer);
         break;
     case KVT_LEG_HOST_TO_DEVICE:
     case KVT_LEG_DEVICE_TO_DEVICE:
+        core->fill_failures++;
         kvt_device_failed(core, target, true);
         forget_snapshot(core, target);
         end_prefetch(core, transfer);
+        break;
+    case KVT_LEG_HOST_TO_DEVICE_PART: core->transfers.items[transfer->rest].parts_status = KVT_IO; break;
+    case KVT_LEG_HOST_TO_WINDOW:
+        kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, KVT_IO);
         break;
     }
     core->events++;
@@ -563,6 +759,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
 
 void kvt_flow_check_deadlines(struct kvt_core *core)
 {
+    if (KVT_PLANTED(NO_DEADLINE)) return;
     for (uint32_t i = 0; i < POLL_BATCH && core->transfers.oldest != KVT_NO_TRANSFER; i++) {
         struct kvt_transfer *transfer = &core->transfers.items[core->transfers.oldest];
         if (core->now_ns < transfer->deadline_ns) return;

@@ -11,6 +11,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/residency.h"
 
 bool kvt_lookup_exists(struct kvt_core *core, uint32_t group, struct kvt_key key, uint32_t *ret_tier)
@@ -66,7 +67,7 @@ uint32_t kvt_lookup_hold(struct kvt_core *core, uint32_t group, struct kvt_key k
     const uint32_t index = kvt_prefix_find(&core->prefix, group, key);
     if (index == KVT_NO_BLOCK) return enter_stored(core, group, key);
     struct kvt_block *block = kvt_core_block(core, index);
-    kvt_block_ref(core, index); /* may find that the record behind it is gone */
+    if (!KVT_PLANTED(FOUND_NOT_HELD)) kvt_block_ref(core, index); /* may find that the record behind it is gone */
     if (block->uses < UINT8_MAX) block->uses++;
     if (kvt_block_has_copies(block)) return index;
     kvt_block_unref(core, index);
@@ -188,6 +189,7 @@ static uint32_t hold_group(struct kvt_core *core, struct kvt_sequence *sequence,
         sinks = (uint32_t)(((uint64_t)shape->sink_tokens + core->block_tokens - 1) / core->block_tokens);
     }
     if (shape->kind == KVT_GROUP_STATE) first = count - 1;
+    if (KVT_PLANTED(WINDOW_HOLE) && shape->kind == KVT_GROUP_WINDOW && first > 0) first++;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t block = KVT_NO_BLOCK;
         if (i >= first || i < sinks) {
@@ -242,7 +244,7 @@ static void count_hits(struct kvt_core *core, const struct kvt_sequence *sequenc
             const struct kvt_block *block = kvt_core_block(core, table->blocks[i]);
             uint32_t tier = 0;
             while (kvt_copy_state(block, tier) == KVT_COPY_EMPTY) core->counters.misses[tier++]++;
-            core->counters.hits[tier]++;
+            if (!KVT_PLANTED(HIT_MISCOUNTED) || tier < KVT_TIER_NVME) core->counters.hits[tier]++;
         }
         if (core->groups[g].kind != KVT_GROUP_FULL) continue;
         for (uint32_t t = 0; t < KVT_TIERS; t++) core->counters.misses[t] += asked - held;
@@ -254,11 +256,11 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
 {
     /* Found and held before it claims: it begins idle, and resumes at the end. */
     struct kvt_sequence *sequence = kvt_sequence_begin(core, true);
-    if (!sequence) return KVT_FULL;
+    if (!sequence) return kvt_sequence_refusal(core);
     struct kvt_key space;
     space = kvt_key_digest(core->config.space, core->group_count * sizeof core->config.space[0]);
-    kvt_key_root(core->config.secret, core->config.secret_bytes, &space, params->salt, params->salt_bytes,
-                 &sequence->root);
+    const size_t salt_bytes = KVT_PLANTED(SALT_IGNORED) ? 0 : params->salt_bytes;
+    kvt_key_root(core->config.secret, core->config.secret_bytes, &space, params->salt, salt_bytes, &sequence->root);
 
     const uint64_t limit = params->token_count ? kvt_min_u64(params->reuse_max, params->token_count - 1) : 0;
     const uint64_t blocks_max = kvt_min_u64(limit / core->block_tokens, UINT32_MAX / 2);

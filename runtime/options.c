@@ -98,6 +98,63 @@ static double weight_of(const struct kvt_group_shape *group, uint32_t block_toke
     return (double)kvt_group_bytes_per_token(group);
 }
 
+static const struct kvt_device_map *map_of(const struct kvt_config *config, uint32_t group)
+{
+    const struct kvt_device_map *map = config->device_maps ? &config->device_maps[group] : NULL;
+    return map && map->segment_count > 0 ? map : NULL;
+}
+
+/* A map must describe exactly the group's blocks. */
+static enum kvt_status check_map(const struct kvt_config *config, uint32_t g, struct refusal refusal)
+{
+    const struct kvt_device_map *map = map_of(config, g);
+    const struct kvt_group_shape *group = &config->shape.groups[g];
+    if (!map) return KVT_OK;
+    const uint32_t planes = group->kind == KVT_GROUP_STATE || group->planes == 1 ? 1 : 2;
+    const uint64_t rows = group->kind == KVT_GROUP_STATE ? 1 : config->shape.block_tokens;
+    const uint64_t bytes = rows * kvt_group_row_bytes(group);
+    if (map->segment_count != group->layers * planes)
+        return refuse(refusal, "device_maps[%u].segment_count is %u: layers * planes, %u", g, map->segment_count,
+                      group->layers * planes);
+    if (map->bytes != bytes)
+        return refuse(refusal, "device_maps[%u].bytes is %llu: block_tokens rows, %llu", g,
+                      (unsigned long long)map->bytes, (unsigned long long)bytes);
+    if (map->slots == 0 || map->slots > DEVICE_SLOTS_MAX)
+        return refuse(refusal, "device_maps[%u].slots is %u: 1 to %u", g, map->slots, DEVICE_SLOTS_MAX);
+    if (!map->base || !map->stride) return refuse(refusal, "device_maps[%u].base or stride is NULL", g);
+    for (uint32_t s = 0; s < map->segment_count; s++) {
+        if (!map->base[s]) return refuse(refusal, "device_maps[%u].base[%u] is NULL", g, s);
+        if (map->stride[s] < bytes)
+            return refuse(refusal, "device_maps[%u].stride[%u] is %llu: at least bytes, %llu", g, s,
+                          (unsigned long long)map->stride[s], (unsigned long long)bytes);
+    }
+    return KVT_OK;
+}
+
+/* True when the blocks of both groups are in the same memory, so that a slot can be either's. */
+static bool is_same_memory(const struct kvt_device_map *a, const struct kvt_device_map *b)
+{
+    if (!a || !b) return a == b;
+    if (a->slots != b->slots || a->segment_count != b->segment_count) return false;
+    for (uint32_t s = 0; s < a->segment_count; s++)
+        if (a->base[s] != b->base[s] || a->stride[s] != b->stride[s]) return false;
+    return true;
+}
+
+/* The pool of the group: that of an earlier one with equal blocks in the same memory, or a new one. */
+static uint32_t pool_of(struct kvt_options *options, uint32_t g)
+{
+    const struct kvt_config *config = &options->config;
+    struct kvt_core_config *core = &options->core;
+    const uint64_t bytes = kvt_group_block_bytes(&config->shape.groups[g], config->shape.block_tokens);
+    for (uint32_t h = 0; h < g; h++) {
+        const uint32_t p = core->pool_of_group[h];
+        if (options->slot_bytes[p] == bytes && is_same_memory(map_of(config, h), map_of(config, g))) return p;
+    }
+    options->slot_bytes[core->pool_count] = bytes;
+    return core->pool_count++;
+}
+
 /* Groups with equal block bytes share a pool; the others get shares by weight, at least two slots each. */
 static enum kvt_status share_out_device(struct kvt_options *options, struct refusal refusal)
 {
@@ -107,16 +164,17 @@ static enum kvt_status share_out_device(struct kvt_options *options, struct refu
     double weight_total = 0;
     for (uint32_t g = 0; g < config->shape.group_count; g++) {
         const struct kvt_group_shape *group = &config->shape.groups[g];
-        const uint64_t bytes = kvt_group_block_bytes(group, config->shape.block_tokens);
-        uint32_t p = 0;
-        while (p < core->pool_count && options->slot_bytes[p] != bytes) p++;
-        if (p == core->pool_count) options->slot_bytes[core->pool_count++] = bytes;
+        KVT_TRY(check_map(config, g, refusal));
+        const uint32_t p = pool_of(options, g);
         core->pool_of_group[g] = p;
+        if (map_of(config, g)) core->pool_slots[p] = map_of(config, g)->slots;
+        if (map_of(config, g)) continue;
         weight[p] += weight_of(group, config->shape.block_tokens);
         weight_total += weight_of(group, config->shape.block_tokens);
     }
     for (uint32_t p = 0; p < core->pool_count; p++) {
-        const double share = core->pool_count == 1 ? 1.0 : weight[p] / weight_total;
+        if (core->pool_slots[p] > 0) continue; /* the engine's */
+        const double share = weight[p] == weight_total ? 1.0 : weight[p] / weight_total;
         const uint64_t slots = (uint64_t)((double)config->device_bytes * share) / options->slot_bytes[p];
         if (slots < 1)
             return refuse(refusal, "device_bytes is %llu: a block alone takes %llu",
@@ -200,6 +258,7 @@ static void fill_core(struct kvt_options *options)
     core->step_ns = config->step_ns;
     core->prefill_tokens_per_s = config->prefill_tokens_per_s;
     core->prefetch = config->prefetch;
+    core->is_layered = config->is_layered;
     core->is_packing = !config->is_codec_off;
     core->device_policy = kvt_policy_find(config->device_policy);
     core->host_policy = kvt_policy_find(config->host_policy);

@@ -2,8 +2,10 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/residency.h"
 
 #define BATCH 32             /* fetches, write-backs, host victims in one round */
@@ -145,7 +147,9 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
         }
         const bool is_host_moving = core->host.leaving > 0 || core->transfers.in_flight > 0
             || core->host.chunks_seen < core->host.chunk_count;
-        if (flow == KVT_FLOW_BUSY || is_host_moving) return VICTIM_STAYS;
+        /* What a failing device does not give is lost to the cache, and no reason to keep a slot that others need. */
+        const bool is_failing = core->device_retry_ns != 0;
+        if (!is_failing && (flow == KVT_FLOW_BUSY || is_host_moving)) return VICTIM_STAYS;
     }
     if (block->refs > 0) return VICTIM_STAYS;
     core->counters.dropped_blocks++;
@@ -228,6 +232,7 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
         const struct kvt_sequence_table *table = &sequence->groups[cursor->group];
         const bool is_state = core->groups[cursor->group].kind == KVT_GROUP_STATE;
         const uint32_t count = is_state ? 1 : table->count;
+        if (cursor->index < table->claimed_from) cursor->index = table->claimed_from;
         if (cursor->index < count) {
             *ret_block = is_state ? table->live : table->blocks[cursor->index];
             return true;
@@ -247,7 +252,7 @@ static void give_one_up(struct kvt_core *core, const struct kvt_parked *parked, 
 {
     const enum kvt_block_flag flag = is_device ? KVT_BLOCK_DEVICE_PARKED : KVT_BLOCK_HOST_PARKED;
     const uint32_t tier = is_device ? KVT_TIER_DEVICE : KVT_TIER_HOST;
-    if (!is_at_rest(core)) return;
+    if (!is_at_rest(core) || KVT_PLANTED(NO_GIVE_UP)) return;
     for (uint32_t i = 0; i < parked->count; i++) {
         const uint32_t index = parked->blocks[i];
         const struct kvt_block *block = kvt_core_block(core, index);
@@ -287,11 +292,22 @@ static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *se
     return *budget < budget_before;
 }
 
-static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+static void give_host_copy_up(struct kvt_core *core)
 {
-    if (fetch_from_host_ahead(core, sequence, budget)) return;
     if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE)
         give_one_up(core, &core->host.parked, false);
+}
+
+bool kvt_planner_make_host_room(struct kvt_core *core, uint32_t bytes)
+{
+    if (make_host_room(core, bytes)) return true;
+    give_host_copy_up(core);
+    return false;
+}
+
+static void ask_for_host_slot(struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *budget)
+{
+    if (!fetch_from_host_ahead(core, sequence, budget)) give_host_copy_up(core);
 }
 
 /*
@@ -320,6 +336,10 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
     while (block_at_cursor(core, sequence, &index)) {
         if (*budget == 0) return ADVANCE_BATCH;
         if (index == KVT_NO_BLOCK) {
+            sequence->fetch.index++;
+            continue;
+        }
+        if (!is_warming && kvt_layers_are_left(core, sequence, index)) {
             sequence->fetch.index++;
             continue;
         }

@@ -19,6 +19,12 @@ struct kvt_sequence;
 /* Evicts as far as watermarks and waiting appends ask. True when something moved. */
 bool kvt_planner_make_room(struct kvt_core *core);
 
+/*
+ * Makes room for a host slot of so many bytes. True when it is there now. When nothing moves any more and no copy may
+ * go, one that an idle sequence alone holds is given up.
+ */
+bool kvt_planner_make_host_room(struct kvt_core *core, uint32_t bytes);
+
 /* False: nothing in flight or evictable can give a slot any more until some sequence lets go. */
 bool kvt_planner_can_make_room(const struct kvt_core *core);
 

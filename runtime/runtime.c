@@ -18,6 +18,8 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/options.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
@@ -25,8 +27,8 @@
 #include "kvtier/store.h"
 
 #define COPY_STREAMS 2 /* the device tier packs and unpacks on one stream per direction, each with its scratch */
-#define ENGINE_STREAMS 8
 #define DRAIN_SLICE_NS (10u * 1000u * 1000u)
+#define WAIT_SLICE_NS 20000 /* between two looks at a stream */
 
 /* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
@@ -94,12 +96,27 @@ static void name_field(char *error, size_t error_bytes)
     (void)snprintf(error, error_bytes, "%s", line);
 }
 
-static enum kvt_status open_host(struct kvt_runtime *runtime, const struct kvt_options *options)
+static bool pin_for_device(void *user, void *memory, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = user;
+    return gpu->ops->host_pin(gpu, memory, size_bytes);
+}
+
+static void unpin_for_device(void *user, void *memory, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = user;
+    gpu->ops->host_unpin(gpu, memory, size_bytes);
+}
+
+/* gpu: what host memory is pinned for; NULL: nothing but the system. */
+static enum kvt_status open_host(struct kvt_runtime *runtime, const struct kvt_options *options, struct kvt_gpu *gpu)
 {
     if (options->config.host_bytes == 0) return KVT_OK;
+    const struct kvt_host_pin pin = { .pin = gpu ? pin_for_device : NULL, .unpin = unpin_for_device, .user = gpu };
     const struct kvt_host_tier_config host = { .capacity_bytes = options->host_slot_bytes,
                                                .chunk_bytes = options->host_chunk_bytes,
                                                .is_pinning_wanted = true,
+                                               .pin = pin,
                                                .wake = { kvt_runtime_wake, runtime } };
     return kvt_host_tier_open(&host, &runtime->env, &runtime->host);
 }
@@ -125,18 +142,29 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
         if (status == KVT_INVAL) name_field(ret_error, error_bytes);
         KVT_TRY(status);
     }
-    KVT_TRY(open_host(runtime, options));
     struct kvt_device_tier_config device = { .shape = config->shape,
                                              .pool_count = options->core.pool_count,
                                              .gpu = runtime->env.gpu,
                                              .codec = runtime->codec,
                                              .wake = wake,
+                                             .queue_depth = config->is_layered ? config->transfers_max : 0,
                                              .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s,
                                                              .link_latency_ns = config->link_hbm_latency_ns } };
     memcpy(device.pool_of_group, options->core.pool_of_group, sizeof device.pool_of_group);
     memcpy(device.pool_slots, options->core.pool_slots, sizeof device.pool_slots);
-    if (config->device == KVT_DEVICE_EMULATED) device.gpu = &kvt_gpu_emulated_ops;
-    return kvt_device_tier_open(&device, &runtime->env, &runtime->device);
+    struct kvt_device_segments segments[KVT_GROUPS_MAX];
+    for (uint32_t g = 0; g < config->shape.group_count && config->device_maps; g++) {
+        const struct kvt_device_map *map = &config->device_maps[g];
+        segments[g] = (struct kvt_device_segments){ map->segment_count, map->base, map->stride };
+        if (map->segment_count > 0) device.segments[g] = &segments[g];
+    }
+    /* A real device goes on by itself, so it has no place where nothing may. */
+    const bool is_emulated_wanted = config->device == KVT_DEVICE_EMULATED
+        || (config->device == KVT_DEVICE_AUTO && runtime->env.is_single_threaded && !runtime->env.gpu);
+    if (is_emulated_wanted) device.gpu = &kvt_gpu_emulated_ops;
+    KVT_TRY(kvt_device_tier_open(&device, &runtime->env, &runtime->device));
+    struct kvt_gpu *gpu = kvt_device_tier_gpu(runtime->device);
+    return open_host(runtime, options, gpu->ops == &kvt_gpu_emulated_ops ? NULL : gpu);
 }
 
 /* A caller's tiers instead of the real ones. */
@@ -146,7 +174,7 @@ static enum kvt_status open_model(struct kvt_runtime *runtime, const struct kvt_
     runtime->is_modelled = true;
     options->core.is_packing = parts->is_packing;
     if (options->config.nvme_path) KVT_TRY(parts->open_nvme(parts->user, options, &runtime->nvme));
-    KVT_TRY(open_host(runtime, options));
+    KVT_TRY(open_host(runtime, options, NULL));
     return parts->open_device(parts->user, options, &runtime->device, ret_gpu);
 }
 
@@ -158,8 +186,9 @@ static enum kvt_status open_core(struct kvt_runtime *runtime, struct kvt_options
     options->core.nvme = runtime->nvme;
     options->core.gpu = gpu;
     options->core.env = &runtime->env;
-    /* Private records carry a name that no other process and no later run can ask for. */
-    const uint64_t nonce[3] = { runtime->is_modelled ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
+    /* Private records carry a name that no other process and no later run can ask for; a caller's own disk has no others. */
+    const bool is_own_world = runtime->is_modelled || runtime->env.block_io != NULL;
+    const uint64_t nonce[3] = { is_own_world ? 0 : (uint64_t)getpid(), kvt_env_now_ns(&runtime->env),
                                 runtime->env.seed };
     options->core.private_space = kvt_key_digest(nonce, sizeof nonce);
     options->core.seed = runtime->env.seed;
@@ -177,7 +206,7 @@ static enum kvt_status open_parts(struct kvt_runtime *runtime, const struct kvt_
     const uint64_t scratch = runtime->codec ? COPY_STREAMS * (uint64_t)kvt_codec_scratch_bytes(runtime->codec) : 0;
     struct kvt_options options;
     KVT_TRY(kvt_options_resolve(config, scratch, &options, ret_error, error_bytes));
-    if (config->device == KVT_DEVICE_CUDA && !runtime->env.gpu && strcmp(kvt_gpu_default_ops()->name, "cuda") != 0) {
+    if (config->device == KVT_DEVICE_CUDA && !runtime->env.gpu && !kvt_gpu_cuda_ops.is_present()) {
         if (ret_error)
             (void)snprintf(ret_error, error_bytes, "device is cuda: no CUDA device is built in, or none was found");
         return KVT_UNSUPPORTED;
@@ -245,6 +274,18 @@ static void finish_all(struct kvt_core *core)
     }
 }
 
+/* In an env without threads: all that the emulated device's streams can do now; they may wait for each other in turns. */
+static void run_device(const struct kvt_core *core)
+{
+    if (core->gpu->ops != &kvt_gpu_emulated_ops) return;
+    for (bool is_progress = true; is_progress;) {
+        is_progress = false;
+        for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX; s++) {
+            while (kvt_gpu_emulated_run(core->gpu, s)) is_progress = true;
+        }
+    }
+}
+
 /* Waits for what is in flight. False: some of it did not come back in time; its memory must stay. */
 static bool drain(struct kvt_runtime *runtime)
 {
@@ -253,16 +294,16 @@ static bool drain(struct kvt_runtime *runtime)
     while (core->transfers.in_flight > 0) {
         kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
         if (runtime->env.is_single_threaded) {
-            const struct kvt_gpu_ops *gpu = core->gpu->ops;
-            for (uint32_t s = 0; s < KVT_GPU_STREAMS_MAX && gpu == &kvt_gpu_emulated_ops; s++)
-                (void)kvt_gpu_emulated_run(core->gpu, s);
+            run_device(core);
             if (runtime->env.pass) runtime->env.pass(runtime->env.clock_user, DRAIN_SLICE_NS);
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
-        if (kvt_env_now_ns(&runtime->env) > deadline_ns) return false;
+        if (kvt_env_now_ns(&runtime->env) > deadline_ns) break;
     }
-    return true;
+    /* What a tier never took (a store that pauses on a full disk, say) is in nobody's hands. */
+    kvt_flow_cancel_waiting(core);
+    return core->transfers.in_flight == 0;
 }
 
 void kvt_close(struct kvt_runtime **runtime_pointer)
@@ -284,9 +325,9 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
         return;
     }
     if (runtime->is_core_open) kvt_core_done(&runtime->core);
-    kvt_tier_close(&runtime->device);
     kvt_tier_close(&runtime->nvme);
-    kvt_host_tier_close(&runtime->host);
+    kvt_host_tier_close(&runtime->host); /* its memory is the device's, too, until it is unpinned */
+    kvt_tier_close(&runtime->device);
     kvt_tables_close(&runtime->tables);
     kvt_codec_destroy(&runtime->codec);
     if (runtime->wake_fd >= 0) (void)close(runtime->wake_fd);
@@ -314,10 +355,10 @@ static enum kvt_status end_call(struct kvt_runtime *runtime, enum kvt_status sta
     return status;
 }
 
-/* NULL is the default stream; it has a number like any other. */
-static enum kvt_status stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
+enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runtime, kvt_stream stream, uint32_t *ret_number)
 {
     struct kvt_gpu *gpu = runtime->core.gpu;
+    if (!stream && gpu->ops == &kvt_gpu_cuda_ops) stream = KVT_GPU_STREAM_DEFAULT;
     return gpu->ops->stream(gpu, stream ? stream : kvt_emulated_stream(runtime, 0), ret_number);
 }
 
@@ -346,7 +387,7 @@ enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime, kvt_seq seq, const u
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_sequence_commit(&runtime->core, sequence, tokens, n, flags, number, NULL);
     return end_call(runtime, status);
 }
@@ -427,7 +468,10 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     const uint64_t count = is_state ? (table->live != KVT_NO_BLOCK) : table->count - first;
     for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
         const uint32_t block = is_state ? table->live : table->blocks[first + i];
-        ret_slots[i] = block == KVT_NO_BLOCK ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+        const bool is_pinned = block != KVT_NO_BLOCK && (is_state || first + i >= table->claimed_from);
+        ret_slots[i] = is_pinned ? kvt_core_block(core, block)->device_slot : KVT_NO_SLOT;
+        /* A block that failed to land has no slot any more. Its sequence is lost, whatever the kernels read. */
+        if (is_pinned && ret_slots[i] == KVT_NO_SLOT && kvt_sequence_is_suspect(sequence)) ret_slots[i] = 0;
     }
     *ret_first = first;
     *ret_count = count;
@@ -477,9 +521,30 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     kvt_runtime_lock(runtime);
     uint32_t number = 0;
-    enum kvt_status status = stream_number(runtime, stream, &number);
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
     return end_call(runtime, status);
+}
+
+enum kvt_status kvt_step_wait_layer(struct kvt_runtime *runtime, kvt_step step, uint32_t group, uint32_t layer,
+                                    kvt_stream stream)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    uint32_t number = 0;
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
+    if (status == KVT_OK) status = kvt_core_step_wait_layer(&runtime->core, step, group, layer, number);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_ready *ret_ready,
+                               uint64_t *ret_lost_from)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    (void)kvt_runtime_pump(runtime);
+    *ret_ready = kvt_layers_settle(&runtime->core, sequence);
+    *ret_lost_from = sequence->lost_from;
+    return end_call(runtime, KVT_OK);
 }
 
 enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)
@@ -559,10 +624,108 @@ uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group)
 
 static bool is_emulated(const struct kvt_runtime *runtime) { return runtime->core.gpu->ops == &kvt_gpu_emulated_ops; }
 
+kvt_stream kvt_device_stream(struct kvt_runtime *runtime, uint32_t i)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    return gpu->ops->engine_stream(gpu, i);
+}
+
 kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i)
 {
-    static char names[ENGINE_STREAMS]; /* only their addresses matter */
-    return is_emulated(runtime) && i < ENGINE_STREAMS ? &names[i] : NULL;
+    return is_emulated(runtime) ? kvt_device_stream(runtime, i) : NULL;
+}
+
+static void free_launch(struct kvt_gpu_job *job) { kvt_free(job->user); }
+
+/* A copy of a part of a slot, as a job on an engine's stream: one segment that begins where the part does. */
+struct part_copy {
+    struct kvt_gpu_job job;
+    void *base;
+    uint64_t stride;
+    bool is_read;
+};
+
+static void run_part_copy(struct kvt_gpu_job *job)
+{
+    const struct part_copy *copy = job->user;
+    if (copy->is_read) kvt_pages_gather_ref(&job->move.pages, job->move.host);
+    else kvt_pages_scatter_ref(&job->move.pages, job->move.host);
+}
+
+static enum kvt_status copy_part(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group, uint32_t slot,
+                                 uint64_t offset, void *host, uint64_t size_bytes, bool is_read)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    if (group >= runtime->core.group_count || slot >= kvt_device_slots(runtime, group)) return KVT_INVAL;
+    const struct kvt_model_shape *shape = &runtime->core.config.shape;
+    const uint64_t block_bytes = kvt_group_block_bytes(&shape->groups[group], shape->block_tokens);
+    uint8_t *memory = kvt_device_slot(runtime, group, slot);
+    if (!memory || size_bytes > block_bytes || offset > block_bytes - size_bytes) return KVT_INVAL;
+    uint32_t number;
+    KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
+    struct part_copy *copy = kvt_alloc(1, sizeof *copy);
+    if (!copy) return KVT_NOMEM;
+    *copy = (struct part_copy){ .base = memory + offset, .is_read = is_read };
+    copy->job = (struct kvt_gpu_job){
+        .run = run_part_copy,
+        .done = free_launch,
+        .user = copy,
+        .move = { .kind = is_read ? KVT_GPU_MOVE_GATHER : KVT_GPU_MOVE_SCATTER,
+                  .pages = { .count = 1, .base = &copy->base, .stride = &copy->stride, .bytes = size_bytes },
+                  .host = host },
+    };
+    runtime->core.gpu->ops->submit(runtime->core.gpu, number, &copy->job);
+    return KVT_OK;
+}
+
+enum kvt_status kvt_device_read(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group, uint32_t slot,
+                                uint64_t offset, void *host, uint64_t size_bytes)
+{
+    return copy_part(runtime, stream, group, slot, offset, host, size_bytes, true);
+}
+
+enum kvt_status kvt_device_write(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group, uint32_t slot,
+                                 uint64_t offset, const void *host, uint64_t size_bytes)
+{
+    return copy_part(runtime, stream, group, slot, offset, (void *)(uintptr_t)host, size_bytes, false);
+}
+
+bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns)
+{
+    uint32_t number;
+    if (kvt_runtime_is_child(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK) return false;
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    const kvt_mark mark = gpu->ops->mark(gpu, number);
+    if (runtime->env.is_single_threaded) gpu->ops->synchronize(gpu, mark);
+    const uint64_t start_ns = kvt_env_default().now_ns(NULL);
+    while (!gpu->ops->is_reached(gpu, mark)) {
+        if (kvt_env_default().now_ns(NULL) - start_ns >= timeout_ns) return false;
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = WAIT_SLICE_NS }, NULL);
+    }
+    return true;
+}
+
+void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    void *memory = kvt_table_map(size_bytes);
+    if (memory && !gpu->ops->host_pin(gpu, memory, size_bytes))
+        kvt_log(&runtime->env, KVT_LOG_WARN, "%zu bytes of host memory could not be pinned: copies of them take longer",
+                size_bytes);
+    return memory;
+}
+
+void kvt_host_free(struct kvt_runtime *runtime, void *memory, size_t size_bytes)
+{
+    struct kvt_gpu *gpu = runtime->core.gpu;
+    if (!memory) return;
+    if (gpu->ops->host_is_pinned(gpu, memory)) gpu->ops->host_unpin(gpu, memory, size_bytes);
+    kvt_table_unmap(memory, size_bytes);
+}
+
+bool kvt_device_is_lost(struct kvt_runtime *runtime)
+{
+    return runtime->core.gpu->ops->is_lost(runtime->core.gpu);
 }
 
 struct launch {
@@ -577,14 +740,12 @@ static void run_launch(struct kvt_gpu_job *job)
     launch->run(launch->user);
 }
 
-static void free_launch(struct kvt_gpu_job *job) { kvt_free(job->user); }
-
 enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream, void (*run)(void *user), void *user)
 {
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
     uint32_t number;
-    KVT_TRY(stream_number(runtime, stream, &number));
+    KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
     struct launch *launch = kvt_alloc(1, sizeof *launch);
     if (!launch) return KVT_NOMEM;
     *launch = (struct launch){ .job = { .run = run_launch, .done = free_launch, .user = launch },
@@ -597,7 +758,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 void kvt_emulated_synchronize(struct kvt_runtime *runtime, kvt_stream stream)
 {
     uint32_t number;
-    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || stream_number(runtime, stream, &number) != KVT_OK)
+    if (kvt_runtime_is_child(runtime) || !is_emulated(runtime) || kvt_runtime_stream_number(runtime, stream, &number) != KVT_OK)
         return;
     struct kvt_gpu *gpu = runtime->core.gpu;
     gpu->ops->synchronize(gpu, gpu->ops->mark(gpu, number));

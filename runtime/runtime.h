@@ -59,6 +59,10 @@ KVT_NODISCARD enum kvt_status kvt_runtime_open(const struct kvt_config *config, 
 /* True in a child of fork(): every call must be refused. */
 bool kvt_runtime_is_child(const struct kvt_runtime *runtime);
 
+/* The device's number of an engine's stream. NULL is the default stream; it has a number like any other. FULL | NOMEM. */
+KVT_NODISCARD enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runtime, kvt_stream stream,
+                                                        uint32_t *ret_number);
+
 void kvt_runtime_lock(struct kvt_runtime *runtime);
 /* Pumps once more, tells waiters, unlocks. */
 void kvt_runtime_unlock(struct kvt_runtime *runtime);

@@ -7,8 +7,10 @@
 #include "runtime/base/mem.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/lookup.h"
 #include "runtime/planner.h"
+#include "runtime/reader.h"
 #include "runtime/residency.h"
 
 #define NO_STEP UINT32_MAX
@@ -125,6 +127,7 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
                                        .tail_tokens = tail_tokens,
                                        .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE,
                                        .lost_from = UINT64_MAX,
+                                       .suspect_from = UINT64_MAX,
                                        .turn = UINT32_MAX };
     for (uint32_t g = 0; g < core->group_count; g++)
         sequence->groups[g] = (struct kvt_sequence_table){
@@ -133,6 +136,11 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
     core->sequence_count++;
     core->sequence_peak = kvt_max_u32(core->sequence_peak, core->sequence_count);
     return sequence;
+}
+
+enum kvt_status kvt_sequence_refusal(const struct kvt_core *core)
+{
+    return core->sequence_free_head == KVT_NO_SEQUENCE ? KVT_FULL : KVT_NOMEM;
 }
 
 /* ---- Claims of a whole sequence ---------------------------------------------------------------------------------- */
@@ -158,7 +166,7 @@ void kvt_sequence_let_go(struct kvt_core *core, struct kvt_sequence *sequence, u
 
 bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, uint32_t index)
 {
-    if (sequence->mode == KVT_SEQUENCE_ACTIVE) return true;
+    if (sequence->mode == KVT_SEQUENCE_ACTIVE) return index >= sequence->groups[group].claimed_from;
     if (sequence->mode != KVT_SEQUENCE_WARMING) return false;
     return group < sequence->fetch.group || (group == sequence->fetch.group && index < sequence->fetch.index);
 }
@@ -205,6 +213,27 @@ void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence)
     KVT_ASSERT(sequence->mode == KVT_SEQUENCE_WARMING);
     unclaim_all(core, sequence);
     sequence->mode = KVT_SEQUENCE_IDLE;
+}
+
+/* What a streamed sequence has filled is no longer claimed, once it is idle: its tail alone is what it goes on with. */
+static void begin_claims_at_tail(const struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    KVT_ASSERT(sequence->mode == KVT_SEQUENCE_IDLE);
+    for (uint32_t g = 0; g < core->group_count && sequence->is_streamed; g++) {
+        struct kvt_sequence_table *table = &sequence->groups[g];
+        if (core->groups[g].kind == KVT_GROUP_FULL)
+            table->claimed_from = kvt_min_u32(table->count, (uint32_t)(sequence->tokens / core->block_tokens));
+    }
+}
+
+enum kvt_status kvt_sequence_stream(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    if (sequence->mode == KVT_SEQUENCE_WARMING) kvt_sequence_revoke(core, sequence);
+    if (sequence->mode != KVT_SEQUENCE_IDLE) return KVT_INVAL;
+    kvt_sequence_list_remove(core, sequence);
+    sequence->is_streamed = true;
+    begin_claims_at_tail(core, sequence);
+    return KVT_OK;
 }
 
 /* How many claims are too many, over all pools, for `need` more. */
@@ -255,8 +284,7 @@ static bool retreat_last(struct kvt_core *core, const struct kvt_sequence *besid
     return true;
 }
 
-/* Takes claims back from warming sequences until `need` fresh blocks can be claimed. False: they cannot. */
-static bool make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+bool kvt_sequence_make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 {
     uint32_t missing;
     while ((missing = claims_missing(core, need)) > 0) {
@@ -276,7 +304,7 @@ static void count_unclaimed(const struct kvt_core *core, const struct kvt_sequen
             if (table->live != KVT_NO_BLOCK && kvt_core_block(core, table->live)->users == 0) (*count)++;
             continue;
         }
-        for (uint32_t i = 0; i < table->count; i++) {
+        for (uint32_t i = table->claimed_from; i < table->count; i++) {
             if (table->blocks[i] != KVT_NO_BLOCK && kvt_core_block(core, table->blocks[i])->users == 0) (*count)++;
         }
     }
@@ -290,7 +318,7 @@ static void claim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             if (table->live != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, 0)) kvt_block_claim(core, table->live);
             continue;
         }
-        for (uint32_t i = 0; i < table->count; i++) {
+        for (uint32_t i = table->claimed_from; i < table->count; i++) {
             if (table->blocks[i] == KVT_NO_BLOCK || kvt_sequence_claims(sequence, g, i)) continue;
             give_hint(core, sequence, g, i);
             kvt_block_claim(core, table->blocks[i]);
@@ -305,6 +333,7 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_OK;
         return KVT_OK;
     }
+    if (sequence->mode == KVT_SEQUENCE_IDLE) begin_claims_at_tail(core, sequence);
     for (;;) {
         /* Counted again each time: blocks that another one shared with this are no longer claimed. */
         uint32_t need[KVT_GROUPS_MAX] = { 0 };
@@ -350,6 +379,7 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
     }
     table->first = kvt_min_u32(table->first, table->count);
     table->ready = kvt_min_u32(table->ready, table->count);
+    table->claimed_from = kvt_min_u32(table->claimed_from, table->count);
 }
 
 static void give_spares_back(struct kvt_core *core, struct kvt_sequence *sequence)
@@ -400,6 +430,8 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
 {
     KVT_ASSERT(sequence->step == NO_STEP);
     kvt_core_end_stall(core, sequence);
+    kvt_readers_close_of(core, sequence);
+    (void)kvt_layers_settle(core, sequence); /* what has not landed by now is not cached */
     if (!is_kept) mark_unkept(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);
@@ -461,7 +493,7 @@ static void count_append(const struct kvt_core *core, const struct kvt_sequence 
             fresh = 2 - held + is_live_shared(core, table);
         } else {
             fresh = blocks_for(core, reserved) - table->count + is_tail_shared(core, sequence, g);
-            held = table->count - table->first;
+            held = table->count - kvt_max_u32(table->first, table->claimed_from);
         }
         need[p] += (uint32_t)kvt_min_u64(fresh, UINT32_MAX / KVT_GROUPS_MAX);
         total[p] += fresh + held;
@@ -549,6 +581,17 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
     return has;
 }
 
+enum kvt_room kvt_sequence_room_for(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    if (!kvt_sequence_make_claimable(core, need)) return KVT_ROOM_FULL;
+    if (!has_free(core, need)) {
+        kvt_planner_make_room(core);
+        if (!has_free(core, need)) return kvt_planner_can_make_room(core) ? KVT_ROOM_PENDING : KVT_ROOM_FULL;
+    }
+    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = core->pools[p].promised = 0;
+    return KVT_ROOM_OK;
+}
+
 enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n,
                                     enum kvt_room *ret_room)
 {
@@ -572,18 +615,8 @@ enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *
         *ret_room = KVT_ROOM_PENDING;
         return KVT_OK;
     }
-    if (!make_claimable(core, need)) {
-        *ret_room = KVT_ROOM_FULL;
-        return KVT_OK;
-    }
-    if (!has_free(core, need)) {
-        kvt_planner_make_room(core);
-        if (!has_free(core, need)) {
-            *ret_room = kvt_planner_can_make_room(core) ? KVT_ROOM_PENDING : KVT_ROOM_FULL;
-            return KVT_OK;
-        }
-    }
-    for (uint32_t p = 0; p < core->config.pool_count; p++) core->pools[p].wanted = core->pools[p].promised = 0;
+    *ret_room = kvt_sequence_room_for(core, need);
+    if (*ret_room != KVT_ROOM_OK) return KVT_OK;
     const enum kvt_status status = take_slots(core, sequence, reserved);
     if (status != KVT_OK) {
         kvt_sequence_drop_reserved(core, sequence);
@@ -621,11 +654,12 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
         const uint32_t block = from->blocks[i];
         if (block != KVT_NO_BLOCK) {
             kvt_block_ref(core, block);
-            if (is_claimed && !is_state(core, g)) kvt_block_claim(core, block);
+            if (is_claimed && !is_state(core, g) && i >= from->claimed_from) kvt_block_claim(core, block);
         }
         to->blocks[to->count++] = block;
     }
     to->first = from->first;
+    to->claimed_from = from->claimed_from;
     if (from->live != KVT_NO_BLOCK) {
         to->live = kvt_sequence_copy_of(core, g, from->live, 1, is_claimed);
         if (to->live == KVT_NO_BLOCK) return KVT_NOMEM;
@@ -635,18 +669,20 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
 
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
 {
-    if (parent->step != NO_STEP) return KVT_INVAL;
+    /* What a fork shares must be what its tokens say. */
+    if (parent->step != NO_STEP || kvt_layers_settle(core, parent) == KVT_NOT_READY) return KVT_INVAL;
     /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t g = 0; g < core->group_count; g++)
         need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
-    if (is_active(parent) && !make_claimable(core, need)) return KVT_FULL;
+    if (is_active(parent) && !kvt_sequence_make_claimable(core, need)) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
-    if (!child) return KVT_FULL;
+    if (!child) return kvt_sequence_refusal(core);
     child->tokens = child->reserved = parent->tokens;
     child->reused = parent->tokens;
     child->is_unshared = parent->is_unshared;
+    child->is_streamed = parent->is_streamed;
     child->root = parent->root;
     child->chain = parent->chain;
     child->drop_tokens = parent->drop_tokens;

@@ -8,6 +8,9 @@
  *     FREE --create--> ACTIVE <--resume/idle--> IDLE --prefetch--> WARMING --resume--> ACTIVE
  *                                                IDLE <--revoke--- WARMING
  *
+ * A streamed sequence may be longer than the device: of a full group it claims its tail and what it has reserved, and
+ * gives the claim of a block back at the end of the step that filled it. It never warms.
+ *
  * A warming sequence claims its blocks one by one as their fetches start; the planner may revoke that when active ones
  * need room.
  *
@@ -23,6 +26,7 @@
 #define KVT_NO_SEQUENCE UINT32_MAX
 
 struct kvt_core;
+struct kvt_step_state;
 
 enum kvt_sequence_mode { KVT_SEQUENCE_FREE, KVT_SEQUENCE_IDLE, KVT_SEQUENCE_WARMING, KVT_SEQUENCE_ACTIVE };
 
@@ -33,6 +37,8 @@ struct kvt_sequence_table {
     uint32_t capacity;
     uint32_t first; /* window groups: entries below it (but the sinks) are gone */
     uint32_t ready; /* entries below it are known to be on the device while the sequence is active */
+    /* a streamed sequence's full groups: entries below it are held, and never claimed; 0 otherwise */
+    uint32_t claimed_from;
     uint32_t live;  /* state groups: the live state; KVT_NO_BLOCK before the first append */
     uint32_t spare; /* state groups: slot's block for the next snapshot */
 };
@@ -50,6 +56,7 @@ struct kvt_sequence {
     uint32_t generation;
     uint8_t mode;     /* enum kvt_sequence_mode */
     bool is_unshared; /* seals nothing under a public key any more (a reset came in between) */
+    bool is_streamed; /* claims of its full groups only what it writes: the rest is read through a window (reader.h) */
     uint8_t retries;  /* fetches begun again after a failure since it was last ready */
     uint32_t step;    /* open step it is in; UINT32_MAX */
     uint32_t step_next;
@@ -74,6 +81,12 @@ struct kvt_sequence {
     uint32_t previous, next; /* in core->demand or core->expected */
     uint8_t list;            /* enum kvt_sequence_list_id */
     uint64_t lost_from;      /* UINT64_MAX: nothing lost */
+    /* What is computed from here on may have read what had not landed (layers.h); UINT64_MAX: nothing is. */
+    uint64_t suspect_from;
+    uint64_t failures_seen; /* core.fill_failures when that began */
+    bool is_unwaited;       /* its step did not wait for a layer that was on its way */
+    bool is_whole;          /* brought whole until it is ready: all at once did not fit */
+    uint8_t landing_tries;
     uint32_t turn;                    /* as kvt_seq_hint told; UINT32_MAX: unknown */
     uint8_t next_use;                 /* enum kvt_next */
 };
@@ -88,6 +101,8 @@ kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequen
 
 /* A fresh active or idle sequence without blocks. NULL: too many, or no memory. */
 struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle);
+/* Which of the two it was. */
+enum kvt_status kvt_sequence_refusal(const struct kvt_core *core);
 
 enum kvt_status kvt_sequence_append(struct kvt_core *core, struct kvt_sequence *sequence, uint64_t n,
                                     enum kvt_room *ret_room);
@@ -103,7 +118,17 @@ enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *se
 enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *sequence, enum kvt_room *ret_room);
 void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, bool is_kept);
 
-/* Gives back what lies outside the window after the sequence's last step; its blocks stay cached. */
+/* Streams the sequence from now on. INVAL: it is not idle. */
+enum kvt_status kvt_sequence_stream(struct kvt_core *core, struct kvt_sequence *sequence);
+/* Sees to it that so many slots of each pool can be claimed and are free. OK | PENDING | FULL. */
+enum kvt_room kvt_sequence_room_for(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX]);
+/* Takes claims back from warming sequences until `need` more blocks can be claimed. False: they cannot. */
+bool kvt_sequence_make_claimable(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX]);
+
+/*
+ * Gives back what lies outside the window after the sequence's last step, and what a streamed one has filled; its blocks
+ * stay cached.
+ */
 void kvt_sequence_slide(struct kvt_core *core, struct kvt_sequence *sequence);
 /* A warming sequence gives its claims back. */
 void kvt_sequence_revoke(struct kvt_core *core, struct kvt_sequence *sequence);
@@ -141,6 +166,8 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
                                     struct kvt_sequence **ret_sequence);
 
 /* ---- step.c ---- */
+/* The open step of a handle; NULL: there is none. */
+struct kvt_step_state *kvt_core_step_of(struct kvt_core *core, kvt_step step);
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
 enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
                                     kvt_step *ret_step);
@@ -153,6 +180,11 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step step);
 bool kvt_core_step_extend(struct kvt_core *core, struct kvt_sequence *sequence);
 /* It is ready, or nobody waits for it any more. */
 void kvt_core_end_stall(struct kvt_core *core, struct kvt_sequence *sequence);
+/*
+ * Blocks that the stream reads may have been written on other streams; slots that it writes may have been used there
+ * before: what it does from now on comes after.
+ */
+void kvt_core_order_after_other_streams(struct kvt_core *core, uint32_t stream);
 enum kvt_stall_cause kvt_core_stall(struct kvt_core *core, struct kvt_sequence *sequence);
 
 #endif

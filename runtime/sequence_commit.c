@@ -5,6 +5,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/residency.h"
 #include "runtime/sequence.h"
 
@@ -68,7 +69,7 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     struct kvt_block *block = kvt_core_block(core, own);
     block->key = key;
     kvt_block_set(block, KVT_BLOCK_SEALED, true);
-    if (sequence->is_unshared) return;
+    if (sequence->is_unshared || kvt_sequence_is_suspect(sequence)) return;
 
     const uint32_t other = kvt_prefix_find_or_insert(&core->prefix, own);
     if (other == KVT_NO_BLOCK) {
@@ -134,6 +135,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     if (table->count > i) return; /* taken already */
     if (kvt_sequence_table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
+    if (kvt_sequence_is_suspect(sequence)) return; /* it would be found before it is known to be right */
     uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
     if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
         kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */
@@ -202,10 +204,22 @@ enum kvt_status kvt_sequence_commit(struct kvt_core *core, struct kvt_sequence *
     return KVT_OK;
 }
 
+/* What a streamed sequence has filled may leave the device: it is read through a window from now on. */
+static void unclaim_filled(struct kvt_core *core, struct kvt_sequence *sequence, struct kvt_sequence_table *table)
+{
+    const uint32_t full = (uint32_t)(sequence->tokens / core->block_tokens);
+    while (table->claimed_from < full) {
+        const uint32_t block = table->blocks[table->claimed_from++];
+        if (block != KVT_NO_BLOCK) kvt_block_unclaim(core, block, sequence->last_mark);
+    }
+}
+
 void kvt_sequence_slide(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_group_shape *shape = &core->groups[g];
+        if (sequence->is_streamed && shape->kind == KVT_GROUP_FULL)
+            unclaim_filled(core, sequence, &sequence->groups[g]);
         if (shape->kind != KVT_GROUP_WINDOW || sequence->tokens <= shape->window_tokens) continue;
         struct kvt_sequence_table *table = &sequence->groups[g];
         const uint32_t first = (uint32_t)((sequence->tokens - shape->window_tokens) / core->block_tokens);

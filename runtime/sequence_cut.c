@@ -209,7 +209,8 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     struct kvt_key chain = { 0, 0 };
     (void)chain_at(core, sequence, (uint32_t)(kept / core->block_tokens), &chain);
     /* An active sequence that comes to hold more must claim it as a resumed one does, or be idle. */
-    const bool is_resumed = sequence->mode == KVT_SEQUENCE_ACTIVE && is_refill_needed(core, sequence, kept);
+    const bool is_resumed = sequence->mode == KVT_SEQUENCE_ACTIVE
+        && (sequence->is_streamed || is_refill_needed(core, sequence, kept));
     if (is_resumed) KVT_TRY(kvt_sequence_idle(core, sequence));
 
     for (uint32_t g = 0; g < core->group_count; g++) {
@@ -230,6 +231,7 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     sequence->tokens = sequence->reserved = kept;
     sequence->reused = kvt_min_u64(sequence->reused, kept);
     sequence->lost_from = UINT64_MAX;
+    if (kept <= sequence->suspect_from) sequence->suspect_from = UINT64_MAX;
     sequence->retries = 0;
     enum kvt_room room;
     if (is_resumed) KVT_TRY(kvt_sequence_resume(core, sequence, &room));

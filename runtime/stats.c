@@ -84,8 +84,9 @@ static void count_tokens(const struct kvt_core *core, struct kvt_stats *ret_stat
         if (sequence->mode != KVT_SEQUENCE_ACTIVE) continue;
         for (uint32_t g = 0; g < core->group_count; g++) {
             if (core->groups[g].kind != KVT_GROUP_FULL) continue;
-            ret_stats->slot_tokens += (uint64_t)sequence->groups[g].count * core->block_tokens;
-            ret_stats->used_tokens += sequence->tokens;
+            const struct kvt_sequence_table *table = &sequence->groups[g];
+            ret_stats->slot_tokens += (uint64_t)(table->count - table->claimed_from) * core->block_tokens;
+            ret_stats->used_tokens += sequence->tokens - (uint64_t)table->claimed_from * core->block_tokens;
         }
     }
 }
@@ -135,5 +136,6 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     ret_stats->bookkeeping_bytes = bookkeeping_bytes(core);
     ret_stats->prefetched_blocks = counters->prefetched_blocks;
     ret_stats->demand_blocks = counters->demand_blocks;
+    ret_stats->window_chunks = counters->window_chunks;
     kvt_runtime_unlock(runtime);
 }

@@ -35,7 +35,8 @@ static void count_transfer(const struct kvt_transfer *transfer, struct recount *
     static const uint32_t read_tier[] = {
         [KVT_LEG_DEVICE_TO_HOST] = KVT_TIER_DEVICE,   [KVT_LEG_HOST_TO_NVME] = KVT_TIER_HOST,
         [KVT_LEG_NVME_TO_HOST] = KVT_TIER_NVME,       [KVT_LEG_HOST_TO_DEVICE] = KVT_TIER_HOST,
-        [KVT_LEG_DEVICE_TO_DEVICE] = KVT_TIER_DEVICE,
+        [KVT_LEG_DEVICE_TO_DEVICE] = KVT_TIER_DEVICE, [KVT_LEG_HOST_TO_WINDOW] = KVT_TIER_HOST,
+        [KVT_LEG_HOST_TO_DEVICE_PART] = KVT_TIER_HOST,
     };
     if (transfer->is_abandoned) {
         recount->refs[transfer->source]++;
@@ -43,6 +44,24 @@ static void count_transfer(const struct kvt_transfer *transfer, struct recount *
         if (transfer->leg == KVT_LEG_NVME_TO_HOST) return;
     }
     recount->readers[read_tier[transfer->leg]][transfer->source]++;
+    if (transfer->leg == KVT_LEG_HOST_TO_WINDOW) {
+        recount->refs[transfer->target]++;
+        recount->users[transfer->target]++;
+    }
+}
+
+static void count_reader(const struct kvt_reader *reader, struct recount *recount)
+{
+    for (uint32_t w = 0; reader->is_open && w < reader->slot_count; w++) {
+        recount->refs[reader->window[w]]++;
+        recount->users[reader->window[w]]++;
+    }
+    for (uint64_t i = reader->freed; reader->is_open && i < reader->started; i++) {
+        const struct kvt_reader_entry *entry = &reader->entries[i % reader->place_count];
+        if (entry->state != KVT_ENTRY_DIRECT) continue;
+        recount->refs[entry->block]++;
+        recount->users[entry->block]++;
+    }
 }
 
 /* Transfers in flight are those that are not on the free list. */
@@ -80,6 +99,7 @@ static void count_everything(const struct kvt_core *core, struct recount *recoun
             recount->users[b]++;
         }
     }
+    for (uint32_t r = 0; r < KVT_READERS_MAX; r++) count_reader(&core->readers[r], recount);
     count_transfers(core, recount);
 }
 

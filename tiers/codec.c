@@ -26,6 +26,7 @@
 #include <lz4.h>
 
 #include "kernels/rank_planes.h"
+#include "kernels/block_pack.h"
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -716,13 +717,15 @@ static bool unpack_chunk(const struct unpacker *unpacker, const struct chunk *ch
     }
 }
 
-enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
-                                 uint32_t tokens, const struct kvt_chunk_view *chunks, void *scratch)
+enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
+                                        uint32_t tokens, uint32_t first, uint32_t count,
+                                        const struct kvt_chunk_view *chunks, void *scratch)
 {
     KVT_ASSERT(group < codec->group_count);
     struct group *g = &codec->groups[group];
     KVT_ASSERT(g->is_state || (tokens > 0 && tokens <= g->tokens_max));
     KVT_ASSERT(kvt_is_aligned((uintptr_t)scratch, SCRATCH_ALIGNMENT));
+    KVT_ASSERT(first <= g->layers && count <= g->layers - first);
 
     const size_t directory_end = BLOCK_HEADER_BYTES + (size_t)4 * g->layers;
     if (length < directory_end || packed[0] != BLOCK_FORMAT || packed[1] != 0) return KVT_CORRUPT;
@@ -731,15 +734,92 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const 
         .codec = codec, .group = g, .end = packed + length, .set_id = kvt_load_u32(packed + 4), .scratch = scratch
     };
     size_t at = directory_end;
-    for (uint32_t layer = 0; layer < g->layers; layer++) {
+    if (first > 0) at = kvt_load_u32(packed + BLOCK_HEADER_BYTES + (size_t)4 * (first - 1));
+    if (at < directory_end || at > length) return KVT_CORRUPT;
+    for (uint32_t layer = first; layer < first + count; layer++) {
         const size_t start = kvt_align_up(at, CHUNK_ALIGNMENT);
         const size_t end = kvt_load_u32(packed + BLOCK_HEADER_BYTES + (size_t)4 * layer);
         if (start > end || end > length || !is_zero(packed + at, start - at)) return KVT_CORRUPT;
-        const struct chunk chunk = chunk_of(g, layer, tokens, &chunks[layer]);
+        const struct chunk chunk = chunk_of(g, layer, tokens, &chunks[layer - first]);
         if (!unpack_chunk(&unpacker, &chunk, packed + start, end - start)) return KVT_CORRUPT;
         at = end;
     }
-    return at == length ? KVT_OK : KVT_CORRUPT;
+    return first + count < g->layers || at == length ? KVT_OK : KVT_CORRUPT;
+}
+
+enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
+                                 uint32_t tokens, const struct kvt_chunk_view *chunks, void *scratch)
+{
+    KVT_ASSERT(group < codec->group_count);
+    return kvt_codec_unpack_layers(codec, group, packed, length, tokens, 0, codec->groups[group].layers, chunks,
+                                   scratch);
+}
+
+/* ---- On a device ----------------------------------------------------------------------------------------------- */
+
+/* False: the group's blocks are none for a device. set NULL: nothing is subtracted. */
+static bool describe(const struct group *group, const struct kvt_base_set *set, uint32_t tokens,
+                     struct kvt_codec_device *ret_device)
+{
+    const uint64_t elements = (uint64_t)group->channels * tokens;
+    if (!group->is_ranked || elements * group->plane_count > KVT_BLOCK_ELEMENTS_MAX) return false;
+    *ret_device = (struct kvt_codec_device){
+        .shape = { .dtype = group->dtype,
+                   .plane_count = group->plane_count,
+                   .channels = group->channels,
+                   .elements = (uint32_t)elements },
+        .bases_id = set ? set->id : 0,
+        .bases = set ? set->bases : NULL,
+        .bases_row_bytes = group->channels + KVT_RANK_GROUP,
+    };
+    return true;
+}
+
+bool kvt_codec_device_pack(struct kvt_codec *codec, uint32_t group, uint32_t tokens,
+                           struct kvt_codec_device *ret_device)
+{
+    KVT_ASSERT(group < codec->group_count);
+    struct group *g = &codec->groups[group];
+    if (kvt_base_tables_is_learning(&g->tables)) return false;
+    return describe(g, kvt_base_tables_current(&g->tables), tokens, ret_device);
+}
+
+bool kvt_codec_device_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
+                             uint32_t tokens, struct kvt_codec_device *ret_device)
+{
+    KVT_ASSERT(group < codec->group_count);
+    struct group *g = &codec->groups[group];
+    if (length < KVT_BLOCK_HEADER_BYTES) return false;
+    const uint32_t id = kvt_load_u32(packed + 4);
+    const struct kvt_base_set *set = id ? kvt_base_tables_find(&g->tables, id) : NULL;
+    struct kvt_codec_device device;
+    if (id != 0 && !set) return false;
+    if (!describe(g, set, tokens, &device)) return false;
+    const struct kvt_block_unpack block = { .shape = device.shape,
+                                            .layers = g->layers,
+                                            .tokens = tokens,
+                                            .tables_id = id,
+                                            .length = length,
+                                            .packed = packed };
+    if (kvt_block_check_directory(&block) != KVT_BLOCK_OK) return false;
+    for (uint32_t layer = 0; layer < g->layers; layer++) {
+        struct kvt_block_found found;
+        kvt_block_find_chunk(&block, layer, &found);
+        if (kvt_block_check_chunk(&block, &found) != KVT_BLOCK_OK) return false;
+    }
+    *ret_device = device;
+    return true;
+}
+
+size_t kvt_codec_bases_bytes(const struct kvt_codec *codec)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < codec->group_count; i++) {
+        const struct group *g = &codec->groups[i];
+        const size_t rows = (size_t)g->layers * g->plane_count;
+        if (g->is_ranked) bytes = kvt_max_u64(bytes, rows * (g->channels + KVT_RANK_GROUP));
+    }
+    return bytes;
 }
 
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */
@@ -763,6 +843,21 @@ uint32_t kvt_codec_tables_count(const struct kvt_codec *codec)
     uint32_t count = 0;
     for (uint32_t i = 0; i < codec->group_count; i++) count += atomic_load(&codec->groups[i].tables.count);
     return count;
+}
+
+bool kvt_codec_bases(struct kvt_codec *codec, uint32_t group, uint32_t id, uint32_t layer,
+                     struct kvt_rank_bases *ret_bases, uint32_t *ret_id)
+{
+    KVT_ASSERT(group < codec->group_count);
+    struct kvt_base_tables *tables = &codec->groups[group].tables;
+    KVT_ASSERT(layer < tables->layers);
+    const struct kvt_base_set *set = !codec->groups[group].is_ranked ? NULL
+        : id                                                         ? kvt_base_tables_find(tables, id)
+                                                                     : kvt_base_tables_current(tables);
+    if (!set) return false;
+    *ret_bases = kvt_base_set_layer(tables, set, layer);
+    *ret_id = set->id;
+    return true;
 }
 
 /*

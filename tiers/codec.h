@@ -18,10 +18,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/rank_planes.h"
 #include "kvtier/shape.h"
 #include "runtime/base/status.h"
 
 struct kvt_codec;
+struct kvt_rank_bases;
 struct kvt_rank_ops;
 
 /* One chunk as it lies in memory: plane[p] points to the first of `tokens` contiguous rows of kvt_group_row_bytes(). */
@@ -50,6 +52,32 @@ uint32_t kvt_codec_pack(struct kvt_codec *codec, uint32_t group, const struct kv
 KVT_NODISCARD enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed,
                                                uint32_t length, uint32_t tokens, const struct kvt_chunk_view *chunks,
                                                void *scratch);
+
+/* The same for `count` layers from `first` on alone; chunks: one view for each of these. */
+KVT_NODISCARD enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *codec, uint32_t group, const uint8_t *packed,
+                                                      uint32_t length, uint32_t tokens, uint32_t first, uint32_t count,
+                                                      const struct kvt_chunk_view *chunks, void *scratch);
+
+/* ---- On a device ----------------------------------------------------------------------------------------------- */
+
+/* What a device that packs by itself (kernels/block_pack.h) is told of a block. */
+struct kvt_codec_device {
+    struct kvt_rank_shape shape; /* of a layer's valid tokens */
+    uint32_t bases_id;           /* 0: nothing is subtracted */
+    const uint8_t *bases;        /* [layer][plane] rows; they stay as they are until destroy */
+    uint32_t bases_row_bytes;
+};
+
+/* False: the CPU has to pack it, because its type has no ranks, or because the codec learns from it. */
+bool kvt_codec_device_pack(struct kvt_codec *codec, uint32_t group, uint32_t tokens,
+                           struct kvt_codec_device *ret_device);
+
+/* False: the CPU has to unpack it, or to find out what is wrong with it. Looks at headers only. */
+bool kvt_codec_device_unpack(struct kvt_codec *codec, uint32_t group, const uint8_t *packed, uint32_t length,
+                             uint32_t tokens, struct kvt_codec_device *ret_device);
+
+/* Bytes of the rows of a set of bases, of the group where they are the most; 0: no group has any. */
+size_t kvt_codec_bases_bytes(const struct kvt_codec *codec);
 
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */
 
@@ -90,6 +118,14 @@ size_t kvt_codec_tables_export(struct kvt_codec *codec, uint8_t *target, size_t 
  * blocks that need the others are misses.
  */
 KVT_NODISCARD enum kvt_status kvt_codec_tables_import(struct kvt_codec *codec, const uint8_t *bytes, size_t size);
+
+/*
+ * The bases that a packer elsewhere, on a GPU, subtracts: those of one layer in the set `id`, or, with id 0, in the set
+ * that pack uses now; *ret_id is the set's. False: there is no such set. The bases never change and stay where they are
+ * as long as the codec lives; they are ordinary memory, of which a GPU wants a copy, once for each set.
+ */
+bool kvt_codec_bases(struct kvt_codec *codec, uint32_t group, uint32_t id, uint32_t layer,
+                     struct kvt_rank_bases *ret_bases, uint32_t *ret_id);
 
 /* ---- For tests and benchmarks ---------------------------------------------------------------------------------- */
 

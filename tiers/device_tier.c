@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/block_pack.h"
 #include "kernels/gpu_emulated.h"
 #include "kernels/pages.h"
 #include "runtime/base/assert.h"
@@ -19,6 +20,7 @@ struct device_job {
     struct kvt_gpu_job job; /* first member */
     struct device_tier *tier;
     struct kvt_tier_op *op;
+    bool is_refused;         /* the host's part of it said why in op->status */
     struct device_job *next; /* in the free list or the done list */
 };
 
@@ -46,6 +48,8 @@ struct device_tier {
     struct kvt_tier tier;
     struct kvt_env env;
     struct kvt_gpu *gpu;
+    bool is_remote; /* the CPU cannot touch the device's memory */
+    bool can_pack;  /* the device does it by itself */
     struct kvt_codec *codec;
     struct kvt_wake wake;
     uint32_t group_count, pool_count;
@@ -83,7 +87,7 @@ static struct kvt_pages pages_of(const struct group_map *map, uint32_t slot, uin
 static const struct kvt_chunk_view *view_chunks(const struct group_map *map, struct lane *lane,
                                                 const struct kvt_pages *pages)
 {
-    for (uint32_t layer = 0; layer < map->layers; layer++) {
+    for (uint32_t layer = 0; layer < pages->count / map->planes; layer++) {
         struct kvt_chunk_view *view = &lane->views[layer];
         view->plane[0] = kvt_pages_segment(pages, layer * map->planes);
         view->plane[1] = map->planes == 2 ? kvt_pages_segment(pages, layer * 2 + 1) : NULL;
@@ -116,6 +120,34 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
     return KVT_OK;
 }
 
+static uint32_t layers_moved(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return op->layer_count == 0 ? map->layers : op->layer_count;
+}
+
+/* Of a raw block in host memory, the part that a fetch takes. */
+static uint8_t *first_byte_fetched(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return (uint8_t *)op->host + (uint64_t)op->layer_first * map->planes * op->tokens * map->row_bytes;
+}
+
+/* The segments that a fetch writes: those of all layers, or of some, in their own places or in others'. */
+static struct kvt_pages pages_of_fetch(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
+    if (op->layer_count == 0) return pages;
+    pages.count = op->layer_count * map->planes;
+    pages.base += op->layer_target * map->planes;
+    pages.stride += op->layer_target * map->planes;
+    return pages;
+}
+
+/* Of an op's bytes, those that cross the link: of some layers their share. */
+static uint64_t fetched_bytes(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return op->layer_count == 0 ? op->length : (uint64_t)op->length * op->layer_count / map->layers;
+}
+
 /*
  * The form and length of the bytes may come from a record on disk: what does not fit the block is CORRUPT, no
  * assertion.
@@ -123,18 +155,19 @@ static enum kvt_status run_stash(struct device_tier *d, struct kvt_tier_op *op)
 static enum kvt_status run_fetch(struct device_tier *d, struct kvt_tier_op *op)
 {
     const struct group_map *map = &d->groups[op->group];
-    const struct kvt_pages pages = pages_of(map, op->slot, op->tokens);
+    const struct kvt_pages pages = pages_of_fetch(map, op);
     if (op->form == KVT_FORM_PACKED) {
         if (!d->codec) return KVT_CORRUPT;
         struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
         const uint64_t start_ns = kvt_env_now_ns(&d->env);
-        const enum kvt_status status = kvt_codec_unpack(d->codec, op->group, op->host, op->length, op->tokens,
-                                                        view_chunks(map, lane, &pages), lane->scratch);
+        const enum kvt_status status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens,
+                                                               op->layer_first, layers_moved(map, op),
+                                                               view_chunks(map, lane, &pages), lane->scratch);
         op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
         return status;
     }
-    if (op->length != pages.count * pages.bytes) return KVT_CORRUPT;
-    kvt_pages_scatter_ref(&pages, op->host);
+    if (op->length != map->segment_count * pages.bytes) return KVT_CORRUPT;
+    kvt_pages_scatter_ref(&pages, first_byte_fetched(map, op));
     return KVT_OK;
 }
 
@@ -160,7 +193,7 @@ static void run_job(struct kvt_gpu_job *gpu_job)
         break;
     case KVT_OP_FETCH:
         op->status = run_fetch(d, op);
-        gpu_job->link_bytes = op->length;
+        gpu_job->link_bytes = fetched_bytes(&d->groups[op->group], op);
         break;
     case KVT_OP_COPY: op->status = run_copy(d, op); break;
     }
@@ -169,21 +202,178 @@ static void run_job(struct kvt_gpu_job *gpu_job)
     if (op->kind != KVT_OP_COPY) op->link_ns = run_ns > op->codec_ns ? run_ns - op->codec_ns : 0;
 }
 
+/* ---- The same on a device that the CPU cannot touch ------------------------------------------ */
+
+/*
+ * A raw block goes by itself to and from pinned host memory. What the CPU packs, or what lies in ordinary memory, goes
+ * through the staging that the device lends; the stream's thread does the host's part.
+ */
+
+/* The layers that an op moves, as they lie in staging: their segments without gaps. */
+static const struct kvt_chunk_view *view_staging(const struct group_map *map, struct lane *lane, void *staging,
+                                                 const struct kvt_tier_op *op)
+{
+    uint8_t *at = staging;
+    const uint64_t bytes = op->tokens * map->row_bytes;
+    for (uint32_t layer = 0; layer < layers_moved(map, op); layer++) {
+        lane->views[layer].plane[0] = at + layer * map->planes * bytes;
+        lane->views[layer].plane[1] = map->planes == 2 ? at + (layer * 2 + 1) * bytes : NULL;
+    }
+    return lane->views;
+}
+
+static uint64_t raw_bytes_of(const struct group_map *map, const struct kvt_tier_op *op)
+{
+    return map->segment_count * op->tokens * map->row_bytes;
+}
+
+static void after_stash(struct kvt_gpu_job *gpu_job)
+{
+    struct device_job *job = (struct device_job *)gpu_job;
+    struct device_tier *d = job->tier;
+    struct kvt_tier_op *op = job->op;
+    const struct group_map *map = &d->groups[op->group];
+    op->ret_form = KVT_FORM_RAW;
+    op->ret_length = (uint32_t)raw_bytes_of(map, op);
+    if (!gpu_job->is_staged) return;
+    if (op->form != KVT_FORM_PACKED || !d->codec) {
+        memcpy(op->host, gpu_job->staging, op->ret_length);
+        return;
+    }
+    struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_STASH];
+    const uint64_t start_ns = kvt_env_now_ns(&d->env);
+    op->ret_length = kvt_codec_pack(d->codec, op->group, view_staging(map, lane, gpu_job->staging, op), op->tokens,
+                                    op->host, op->host_capacity, lane->scratch);
+    op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
+    op->ret_form = KVT_FORM_PACKED;
+    if (op->ret_length == 0) op->status = KVT_FULL;
+}
+
+static bool before_fetch(struct kvt_gpu_job *gpu_job)
+{
+    struct device_job *job = (struct device_job *)gpu_job;
+    struct device_tier *d = job->tier;
+    struct kvt_tier_op *op = job->op;
+    const struct group_map *map = &d->groups[op->group];
+    if (op->form != KVT_FORM_PACKED) {
+        memcpy(gpu_job->staging, first_byte_fetched(map, op), fetched_bytes(map, op));
+        return true;
+    }
+    struct lane *lane = &d->lanes[KVT_DEVICE_STREAM_FETCH];
+    const uint64_t start_ns = kvt_env_now_ns(&d->env);
+    op->status = kvt_codec_unpack_layers(d->codec, op->group, op->host, op->length, op->tokens, op->layer_first,
+                                         layers_moved(map, op), view_staging(map, lane, gpu_job->staging, op),
+                                         lane->scratch);
+    op->codec_ns = kvt_env_now_ns(&d->env) - start_ns;
+    job->is_refused = op->status != KVT_OK;
+    return !job->is_refused;
+}
+
+/* What the op comes to without a move of its own: op->status, and no move. */
+static void refuse_job(struct device_job *job, enum kvt_status status)
+{
+    job->op->status = status;
+    job->job.move.kind = KVT_GPU_MOVE_NONE;
+    job->job.after = NULL;
+    job->job.is_staged = false;
+}
+
+static void after_device_pack(struct kvt_gpu_job *gpu_job)
+{
+    struct kvt_tier_op *op = ((struct device_job *)gpu_job)->op;
+    op->ret_length = gpu_job->move.result;
+    op->ret_form = KVT_FORM_PACKED;
+    if (op->ret_length == 0) op->status = KVT_FULL;
+    else if (gpu_job->is_staged) memcpy(op->host, gpu_job->staging, op->ret_length);
+}
+
+static void after_device_unpack(struct kvt_gpu_job *gpu_job)
+{
+    struct kvt_tier_op *op = ((struct device_job *)gpu_job)->op;
+    if (gpu_job->move.result != KVT_BLOCK_OK) op->status = KVT_CORRUPT;
+}
+
+/* True when the device packs or unpacks the block by itself. The job is planned as if the CPU did. */
+static bool plan_pack(struct device_job *job)
+{
+    struct device_tier *d = job->tier;
+    const struct kvt_tier_op *op = job->op;
+    const struct group_map *map = &d->groups[op->group];
+    struct kvt_gpu_move *move = &job->job.move;
+    struct kvt_codec_device device;
+    const bool is_pinned = d->gpu->ops->host_is_pinned(d->gpu, op->host);
+    if (op->kind == KVT_OP_STASH) {
+        if (!kvt_codec_device_pack(d->codec, op->group, op->tokens, &device)) return false;
+        move->kind = KVT_GPU_MOVE_PACK;
+        job->job.is_staged = !is_pinned;
+        job->job.after = after_device_pack;
+    } else {
+        if (!is_pinned || op->layer_count > 0 || op->length > map->block_bytes) return false;
+        if (!kvt_codec_device_unpack(d->codec, op->group, op->host, op->length, op->tokens, &device)) return false;
+        move->kind = KVT_GPU_MOVE_UNPACK;
+        job->job.is_staged = false;
+        job->job.before = NULL;
+        job->job.after = after_device_unpack;
+    }
+    move->pack = (struct kvt_gpu_pack){ .shape = device.shape,
+                                        .layers = map->layers,
+                                        .tokens = op->tokens,
+                                        .bases_id = device.bases_id,
+                                        .bases = device.bases,
+                                        .bases_row_bytes = device.bases_row_bytes,
+                                        .length = op->length };
+    if (op->kind == KVT_OP_STASH)
+        move->pack.length = is_pinned ? op->host_capacity : (uint32_t)kvt_min_u64(op->host_capacity, map->block_bytes);
+    return true;
+}
+
+static void plan_move(struct device_job *job)
+{
+    struct device_tier *d = job->tier;
+    struct kvt_tier_op *op = job->op;
+    const struct group_map *map = &d->groups[op->group];
+    struct kvt_gpu_job *gpu_job = &job->job;
+    const bool is_packed = op->form == KVT_FORM_PACKED && (d->codec || op->kind == KVT_OP_FETCH);
+    gpu_job->move.pages = pages_of(map, op->slot, op->tokens);
+    gpu_job->move.host = op->host;
+    gpu_job->is_staged = op->kind != KVT_OP_COPY && (is_packed || !d->gpu->ops->host_is_pinned(d->gpu, op->host));
+    switch (op->kind) {
+    case KVT_OP_STASH:
+        gpu_job->move.kind = KVT_GPU_MOVE_GATHER;
+        gpu_job->after = after_stash;
+        if (!is_packed && raw_bytes_of(map, op) > op->host_capacity) refuse_job(job, KVT_FULL);
+        break;
+    case KVT_OP_FETCH:
+        gpu_job->move.kind = KVT_GPU_MOVE_SCATTER;
+        gpu_job->move.pages = pages_of_fetch(map, op);
+        gpu_job->move.host = first_byte_fetched(map, op);
+        gpu_job->before = gpu_job->is_staged ? before_fetch : NULL;
+        if (is_packed ? !d->codec : op->length != raw_bytes_of(map, op)) {
+            gpu_job->before = NULL;
+            refuse_job(job, KVT_CORRUPT);
+        }
+        break;
+    case KVT_OP_COPY:
+        gpu_job->move.kind = KVT_GPU_MOVE_COPY;
+        gpu_job->move.source = pages_of(map, op->source_slot, op->tokens);
+        break;
+    }
+    if (is_packed && d->can_pack && op->kind != KVT_OP_COPY) (void)plan_pack(job);
+}
+
 static void finish_job(struct kvt_gpu_job *gpu_job)
 {
     struct device_job *job = (struct device_job *)gpu_job;
     struct device_tier *d = job->tier;
     struct kvt_tier_op *op = job->op;
     const struct kvt_wake wake = d->wake;
-    if (gpu_job->is_failed) {
-        op->status = KVT_IO;
-        op->ret_length = 0;
-    }
+    if (gpu_job->is_failed && !job->is_refused) op->status = KVT_IO;
+    if (gpu_job->is_failed) op->ret_length = 0;
     if (gpu_job->link_ns > 0) op->link_ns = gpu_job->link_ns;
 
     (void)pthread_mutex_lock(&d->lock);
     if (op->kind == KVT_OP_STASH) d->bytes_out += op->ret_length;
-    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK) d->bytes_in += op->length;
+    if (op->kind == KVT_OP_FETCH && op->status == KVT_OK) d->bytes_in += fetched_bytes(&d->groups[op->group], op);
     if (op->status == KVT_FULL) d->dropped++;
     job->next = NULL;
     *d->done_last = job;
@@ -202,6 +392,8 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     const struct group_map *map = &d->groups[op->group];
     KVT_ASSERT(op->slot < map->slot_count);
     KVT_ASSERT(op->tokens <= map->tokens_max);
+    KVT_ASSERT(op->layer_first + op->layer_count <= map->layers);
+    KVT_ASSERT(op->layer_target + op->layer_count <= map->layers);
     KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_OP_COPY, op->source_slot < map->slot_count));
     KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_OP_COPY, op->source_slot != op->slot));
 
@@ -215,6 +407,7 @@ static enum kvt_status device_submit(struct kvt_tier *tier, struct kvt_tier_op *
     op->ret_form = KVT_FORM_RAW;
     op->link_ns = 0;
     op->codec_ns = 0;
+    if (d->is_remote) plan_move(job);
 
     const struct kvt_gpu_ops *gpu_ops = d->gpu->ops;
     uint32_t stream = op->kind == KVT_OP_STASH ? KVT_DEVICE_STREAM_STASH : KVT_DEVICE_STREAM_FETCH;
@@ -313,6 +506,13 @@ static const struct kvt_tier_ops device_tier_ops = {
 
 /* ---- Open ------------------------------------------------------------------------------------ */
 
+static uint32_t planes_of(const struct kvt_group_shape *group)
+{
+    return group->kind == KVT_GROUP_STATE || group->planes == 1 ? 1 : 2;
+}
+
+static uint32_t segment_count_of(const struct kvt_group_shape *group) { return group->layers * planes_of(group); }
+
 static enum kvt_status map_group(struct device_tier *d, const struct kvt_device_tier_config *config, uint32_t g)
 {
     const struct kvt_group_shape *group = &config->shape.groups[g];
@@ -321,9 +521,9 @@ static enum kvt_status map_group(struct device_tier *d, const struct kvt_device_
     struct group_map *map = &d->groups[g];
     const bool is_state = group->kind == KVT_GROUP_STATE;
     KVT_ASSERT(pool < config->pool_count);
-    map->planes = is_state || group->planes == 1 ? 1 : 2;
+    map->planes = planes_of(group);
     map->layers = group->layers;
-    map->segment_count = map->layers * map->planes;
+    map->segment_count = segment_count_of(group);
     map->tokens_max = is_state ? 1 : config->shape.block_tokens;
     map->row_bytes = kvt_group_row_bytes(group);
     map->block_bytes = kvt_group_block_bytes(group, config->shape.block_tokens);
@@ -409,11 +609,21 @@ static enum kvt_status open_parts(struct device_tier *d, const struct kvt_device
 {
     const struct kvt_gpu_ops *gpu_ops = config->gpu;
     if (!gpu_ops) gpu_ops = d->env.gpu ? d->env.gpu : kvt_gpu_default_ops();
-    KVT_TRY(gpu_ops->open(&config->gpu_config, &d->env, &d->gpu));
+    struct kvt_gpu_config gpu_config = config->gpu_config;
+    for (uint32_t g = 0; g < config->shape.group_count; g++) {
+        const struct kvt_group_shape *group = &config->shape.groups[g];
+        gpu_config.segments_max = kvt_max_u32(gpu_config.segments_max, segment_count_of(group));
+        gpu_config.staging_bytes = kvt_max_u64(gpu_config.staging_bytes,
+                                               kvt_group_block_bytes(group, config->shape.block_tokens));
+    }
+    if (d->codec) gpu_config.bases_bytes = kvt_codec_bases_bytes(d->codec);
+    KVT_TRY(gpu_ops->open(&gpu_config, &d->env, &d->gpu));
+    d->is_remote = gpu_ops != &kvt_gpu_emulated_ops;
     KVT_TRY(open_pools(d, config));
     d->group_count = config->shape.group_count;
     for (uint32_t g = 0; g < d->group_count; g++) KVT_TRY(map_group(d, config, g));
     KVT_TRY(open_lanes(d, &config->shape));
+    d->can_pack = d->codec && d->is_remote && d->gpu->ops->can_pack(d->gpu);
     return open_jobs(d, d->tier.queue_depth);
 }
 

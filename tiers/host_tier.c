@@ -58,6 +58,24 @@ static bool populate_chunk(struct kvt_host_tier *host, uint8_t *chunk)
     return true;
 }
 
+/* Pins a chunk, or says once why it and those behind it stay pageable. */
+static bool pin_chunk(struct kvt_host_tier *host, uint32_t i, uint8_t *chunk)
+{
+    const struct kvt_host_pin *pin = &host->config.pin;
+    if (!pin->pin) {
+        if (mlock(chunk, host->config.chunk_bytes) == 0) return true;
+        kvt_log(&host->env, KVT_LOG_WARN,
+                "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit", i, host->chunk_count,
+                strerror(errno));
+        return false;
+    }
+    if (pin->pin(pin->user, chunk, host->config.chunk_bytes)) return true;
+    kvt_log(&host->env, KVT_LOG_WARN,
+            "only %u of %u chunks of host memory are pinned (the device refused): copies of the others take longer", i,
+            host->chunk_count);
+    return false;
+}
+
 static void *worker_main(void *user)
 {
     struct kvt_host_tier *host = user;
@@ -66,12 +84,7 @@ static void *worker_main(void *user)
     for (uint32_t i = 0; i < host->chunk_count; i++) {
         uint8_t *chunk = host->memory + i * host->config.chunk_bytes;
         if (!populate_chunk(host, chunk)) break;
-        if (is_pinning && mlock(chunk, host->config.chunk_bytes) != 0) {
-            is_pinning = false;
-            kvt_log(&host->env, KVT_LOG_WARN,
-                    "only %u of %u chunks of host memory are pinned (%s): raise the memlock limit", i,
-                    host->chunk_count, strerror(errno));
-        }
+        if (is_pinning) is_pinning = pin_chunk(host, i, chunk);
         if (is_pinning) atomic_store(&host->pinned_chunks, i + 1);
         atomic_store(&host->ready_chunks, i + 1);
         if (host->config.wake.wake) host->config.wake.wake(host->config.wake.user);
@@ -122,6 +135,9 @@ void kvt_host_tier_close(struct kvt_host_tier **host)
     *host = NULL;
     atomic_store(&h->is_stopping, true);
     if (h->has_worker) (void)pthread_join(h->worker, NULL);
+    const struct kvt_host_pin *pin = &h->config.pin;
+    for (uint32_t i = pin->pin ? atomic_load(&h->pinned_chunks) : 0; i-- > 0;)
+        pin->unpin(pin->user, h->memory + i * h->config.chunk_bytes, h->config.chunk_bytes);
     kvt_table_unmap(h->memory, h->memory_bytes); /* unlocks, too */
     kvt_free(h);
 }

@@ -4,6 +4,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "tiers/store_private.h"
 
 static void queue_push(struct kvt_store_io_queue *queue, struct kvt_store_io *io)
@@ -64,7 +65,7 @@ static bool goes_on(struct kvt_store *store, struct kvt_store_io *io)
         io->error = op->ret_bytes < 0 ? -op->ret_bytes : 0;
         return false;
     }
-    if ((uint32_t)op->ret_bytes == op->size) {
+    if ((uint32_t)op->ret_bytes == op->size || KVT_PLANTED(SHORT_IS_WHOLE)) {
         io->done_bytes = io->size;
         return false;
     }

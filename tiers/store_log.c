@@ -8,6 +8,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/base/plant.h"
 #include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
 
@@ -53,7 +54,8 @@ bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
     const struct kvt_block_io_ops *ops = store->io->ops;
     *ret_errno = ENOSPC;
     /* The rule of the capacity: first there is room for all of the file, then the file. */
-    if (store->allocated_bytes + store->segment_bytes + KVT_STORE_FILE_SLACK > kvt_store_usable_bytes(store))
+    if (store->allocated_bytes + store->segment_bytes + KVT_STORE_FILE_SLACK > kvt_store_usable_bytes(store)
+        && !KVT_PLANTED(NO_CAP))
         return false;
     if (!has_disk_room(store)) return false;
     char name[24];
@@ -758,7 +760,7 @@ void kvt_store_syncer_step(struct kvt_store *store)
     if (store->syncer.stage != KVT_SYNCER_SEGMENTS || store->syncer.io.is_busy) return;
     while (store->syncer.segment < store->segment_slots) {
         struct kvt_segment *segment = &store->segments[store->syncer.segment];
-        if (segment->is_dirty && segment->state != KVT_SEGMENT_ABSENT) {
+        if (segment->is_dirty && segment->state != KVT_SEGMENT_ABSENT && !KVT_PLANTED(SYNC_SKIPS)) {
             /* Its header is part of what makes its records last. */
             if (store->header_io.is_busy && store->header_segment == store->syncer.segment) return;
             if (!segment->is_findable && segment->state != KVT_SEGMENT_FREE) store->syncer.has_failed = true;

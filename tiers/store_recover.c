@@ -14,6 +14,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/mem.h"
+#include "runtime/base/plant.h"
 #include "runtime/base/rng.h"
 #include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
@@ -209,6 +210,7 @@ static void set_geometry(struct kvt_store *store, uint64_t segment_bytes)
 {
     store->segment_bytes = segment_bytes;
     store->segments_max = kvt_store_segments_that_fit(kvt_store_usable_bytes(store), segment_bytes);
+    if (KVT_PLANTED(NO_CAP)) store->segments_max++;
     store->entries_max = kvt_store_segment_entries(segment_bytes);
 }
 
@@ -775,6 +777,7 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
         struct kvt_segment *segment = &store->segments[found[f].index];
         enum kvt_status status;
         segment->state = KVT_SEGMENT_CLOSED;
+        segment->is_dirty = true; /* a process that died wrote it, perhaps, and nobody synced it */
         store->free_count--;
         if (found[f].is_summarised && summary_ahead(store, &ahead, found, f, count, &status)) {
             KVT_TRY(status);

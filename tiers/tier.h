@@ -56,6 +56,11 @@ struct kvt_tier_op {
     uint32_t source_slot;   /* device copy only */
     uint32_t stream;        /* device copy only: the engine's stream in whose order it runs; 0: the tier's own */
     uint32_t tokens;        /* valid tokens of the block; a state group: 1 */
+    /*
+     * device fetch of some layers only: layer_count layers from layer_first on, whose bytes are a sub-range of host's, to
+     * where the layers from layer_target on lie in the slot. layer_count 0: all of them, each to its own place
+     */
+    uint32_t layer_first, layer_count, layer_target;
     void *host;             /* stash and fetch: the host buffer, owned by the tier while the op is in flight */
     uint32_t host_capacity; /* device stash: bytes that may be written; nvme fetch: likewise */
     enum kvt_form form;     /* device stash: the form wanted; fetch and nvme stash: the form of the bytes */

@@ -1,8 +1,11 @@
 /* bench: the parts' speeds, each beside its ceiling in the same run. */
 #include <string.h>
 
+#include "runtime/base/bytes.h"
 #include "tools/cli.h"
+#include "tools/cmd_bench_calibrate.h"
 #include "tools/cmd_bench_codec.h"
+#include "tools/cmd_bench_copy.h"
 #include "tools/cmd_bench_core.h"
 #include "tools/cmd_bench_store.h"
 #include "tools/commands.h"
@@ -13,9 +16,22 @@ struct bench_options {
     bool is_json;
     uint64_t blocks;
     struct kvt_bench_store_options store;
+    enum kvt_device_kind device;
+    struct kvt_bench_calibrate_options calibrate;
 };
 
-enum { OPTION_JSON = 256, OPTION_BLOCKS, OPTION_DIR, OPTION_SIZE, OPTION_PAIRS, OPTION_ONLY };
+enum {
+    OPTION_JSON = 256,
+    OPTION_BLOCKS,
+    OPTION_DIR,
+    OPTION_SIZE,
+    OPTION_PAIRS,
+    OPTION_ONLY,
+    OPTION_CALIBRATE,
+    OPTION_SHAPE,
+    OPTION_BLOCK_TOKENS,
+    OPTION_DEVICE
+};
 
 static const char command[] = "kvtier bench";
 
@@ -42,6 +58,17 @@ static const char *store_option_name(int key)
     return key == OPTION_DIR ? "--dir" : key == OPTION_SIZE ? "--size" : key == OPTION_PAIRS ? "--pairs" : "--only";
 }
 
+static bool parse_device(const char *argument, enum kvt_device_kind *ret_device)
+{
+    static const char *const names[] = { "auto", "cuda", "emulated" };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
+        if (strcmp(argument, names[i]) != 0) continue;
+        *ret_device = (enum kvt_device_kind)i;
+        return true;
+    }
+    return false;
+}
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     struct bench_options *options = state->input;
@@ -53,6 +80,18 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         (void)kvt_refuse_value(command, "--blocks", argument, rule);
         return EINVAL;
     }
+    case OPTION_CALIBRATE: options->calibrate.path = argument; return 0;
+    case OPTION_SHAPE: options->calibrate.shape = argument; return 0;
+    case OPTION_BLOCK_TOKENS: {
+        const char *rule = kvt_parse_count(argument, 1, 65535, &options->calibrate.block_tokens);
+        if (!rule) return 0;
+        (void)kvt_refuse_value(command, "--block-tokens", argument, rule);
+        return EINVAL;
+    }
+    case OPTION_DEVICE:
+        if (parse_device(argument, &options->device)) return 0;
+        (void)kvt_refuse_value(command, "--device", argument, "one of auto, cuda, emulated");
+        return EINVAL;
     case OPTION_DIR:
     case OPTION_SIZE:
     case OPTION_PAIRS:
@@ -79,30 +118,56 @@ int kvt_cmd_bench(int argc, char **argv)
         { "dir", OPTION_DIR, "DIR", 0, "store: an existing directory on the disk; what is made there is removed again",
           0 },
         { "size", OPTION_SIZE, "SIZE", 0,
-          "store: moved in one measurement (default 512MiB); five times as much disk is used", 0 },
-        { "pairs", OPTION_PAIRS, "N", 0, "store: rounds that alternate the contestants (default 7)", 0 },
+          "copy, store: moved in one measurement (default 512MiB); store uses five times as much disk", 0 },
+        { "pairs", OPTION_PAIRS, "N", 0,
+          "store: rounds that alternate the contestants (default 7); copy: rounds of which the median counts (default "
+          "5)",
+          0 },
+        { "device", OPTION_DEVICE, "KIND", 0, "copy: auto (default), cuda, emulated", 0 },
         { "only", OPTION_ONLY, "PART", 0, "store: speed, small, mixed or codec alone", 0 },
+        { "calibrate", OPTION_CALIBRATE, "FILE", 0,
+          "measure links, codec, the disk at --dir, and the main job's engine, and write them to FILE for kvtier sim "
+          "--links; some seconds",
+          0 },
+        { "shape", OPTION_SHAPE, "SHAPE", 0, "calibrate: of the blocks, as in kvtier run", 0 },
+        { "block-tokens", OPTION_BLOCK_TOKENS, "N", 0, "calibrate: tokens of a block (default 16)", 0 },
         { 0 }
     };
-    const struct argp argp = { .options = listed,
-                               .parser = parse,
-                               .args_doc = "core|codec|store",
-                               .doc = "Measures one part beside the ceiling of this machine in the same run.\v"
-                                      "core: the runtime's bookkeeping beside misses of the cache. codec: pack and "
-                                      "unpack beside memcpy, and what "
-                                      "they save. store: beside what its disk gives. A ratio is value over ceiling; GB "
-                                      "are 10^9 bytes. By default each takes a minute or more, "
-                                      "and prints at its end." };
+    const struct argp argp = {
+        .options = listed,
+        .parser = parse,
+        .args_doc = "core|codec|copy|store\n--calibrate FILE",
+        .doc = "Measures one part beside the ceiling of this machine in the same run.\v"
+               "core: the runtime's bookkeeping beside misses of the cache. codec: pack and "
+               "unpack beside memcpy, and what "
+               "they save. copy: between device and host, beside the link's peak, or, on an "
+               "emulated device, beside memcpy. store: beside what its disk gives. A ratio is value over ceiling; GB "
+               "are 10^9 bytes. By default each takes a minute or more, "
+               "and prints at its end."
+    };
     struct bench_options options = { 0 };
     const int status = kvt_parse_options(&argp, argc, argv, &options);
     if (status != KVT_EXIT_OK) return status;
+    if (options.calibrate.path) {
+        if (options.part) return kvt_usage_error(command, "--calibrate excludes '%s'", options.part);
+        options.calibrate.directory = options.store.directory;
+        options.calibrate.is_json = options.is_json;
+        return kvt_bench_calibrate(&options.calibrate);
+    }
     if (options.part && strcmp(options.part, "core") == 0) return kvt_bench_core(options.blocks, options.is_json);
     if (options.part && strcmp(options.part, "codec") == 0) return kvt_bench_codec(options.is_json);
+    if (options.part && strcmp(options.part, "copy") == 0) {
+        const struct kvt_bench_copy_options copy = { .device = options.device,
+                                                     .size_bytes = options.store.size_bytes,
+                                                     .rounds = options.store.pairs,
+                                                     .is_json = options.is_json };
+        return kvt_bench_copy(&copy);
+    }
     if (options.part && strcmp(options.part, "store") == 0) {
         if (!options.store.directory)
             return kvt_usage_error(command, "--dir is missing: store needs an existing directory");
         options.store.is_json = options.is_json;
         return kvt_bench_store(&options.store);
     }
-    return kvt_refuse_value(command, "the part", options.part ? options.part : "", "core, codec or store");
+    return kvt_refuse_value(command, "the part", options.part ? options.part : "", "core, codec, copy or store");
 }

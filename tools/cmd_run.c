@@ -17,10 +17,13 @@
 #include "tools/commands.h"
 #include "tools/run/content.h"
 #include "tools/run/engine.h"
+#include "tools/run/latencies.h"
 #include "tools/run/metrics_file.h"
 #include "tools/run/options.h"
+#include "tools/run/outputs.h"
 #include "tools/run/report.h"
 #include "tools/run/schedule.h"
+#include "tools/run/stream.h"
 #include "tools/text.h"
 
 enum { EXIT_INTERRUPTED = 130, CLOSE_LIMIT_MS = 300 };
@@ -52,13 +55,16 @@ static void catch_signals(void)
     (void)sigaction(SIGTERM, &action, NULL);
 }
 
-/* After a signal, closing may not take long either: what is on disk by then is what a later run finds. */
-static void limit_close(void)
+/*
+ * After a signal, closing may not take long either: what is on disk by then is what a later run finds. Files beside the
+ * report are written after that, without a limit.
+ */
+static void limit_close(bool is_limited)
 {
     struct sigaction action = { .sa_handler = on_close_limit };
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGALRM, &action, NULL);
-    const struct itimerval timer = { .it_value = { .tv_usec = CLOSE_LIMIT_MS * 1000 } };
+    const struct itimerval timer = { .it_value = { .tv_usec = is_limited ? CLOSE_LIMIT_MS * 1000 : 0 } };
     (void)setitimer(ITIMER_REAL, &timer, NULL);
 }
 
@@ -146,14 +152,22 @@ static int print_report(const struct kvt_run_options *options, const struct kvt_
     if (run->outcome == KVT_OUTCOME_STUCK || run->outcome == KVT_OUTCOME_ERROR)
         return kvt_failure(COMMAND, "%s", run->error);
     if (run->outcome == KVT_OUTCOME_INTERRUPTED) return EXIT_INTERRUPTED;
-    const bool holds = report->checks->mismatches == 0 && run->requests_completed == run->requests;
+    const struct kvt_stream_counts *stream = report->stream;
+    const bool is_stream_right = !stream || stream->error_max <= KVT_STREAM_ERROR_MAX;
+    const bool holds = report->checks->mismatches == 0 && run->requests_completed == run->requests && is_stream_right;
     return holds ? KVT_EXIT_OK : KVT_EXIT_FAILED;
 }
 
+/* streamer: NULL where requests larger than the device are refused. */
 static int replay(const struct kvt_run_options *options, const struct kvt_workload *workload,
-                  struct kvt_runtime *runtime, struct kvt_engine *engine, bool *ret_is_engine_busy)
+                  struct kvt_runtime *runtime, struct kvt_engine *engine, struct kvt_streamer *streamer,
+                  struct kvt_outputs *outputs,
+                  bool *ret_is_engine_busy)
 {
     struct kvt_progress progress;
+    struct kvt_latencies latencies;
+    if (kvt_latencies_init(&latencies, workload->request_count) != KVT_OK) return kvt_failure(COMMAND, "out of memory");
+    kvt_outputs_watch(outputs, &latencies.watch);
     kvt_progress_begin(&progress, "run", workload->request_count);
     const struct kvt_schedule_options how = {
         .arrival = options->arrival,
@@ -167,22 +181,33 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         .is_interrupted = &is_interrupted,
         .on_progress = on_progress,
         .on_refused = on_refused,
+        .on_larger = streamer ? kvt_streamer_run : NULL,
+        .larger_user = streamer,
         .user = &progress,
+        .watches = outputs->watches,
     };
     struct kvt_schedule_result result;
     const struct kvt_env env = kvt_env_default();
     const uint64_t begun_ns = kvt_env_now_ns(&env);
     const enum kvt_status status = kvt_schedule_run(runtime, &options->model.shape, workload, engine, &how, &result);
     kvt_progress_end(&progress);
-    if (status != KVT_OK) return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
+    if (status != KVT_OK) {
+        kvt_latencies_done(&latencies);
+        return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
+    }
+    kvt_latencies_sort(&latencies);
 
+    struct kvt_engine_counts checks = *kvt_engine_counts(engine);
+    if (streamer) kvt_engine_counts_add(&checks, &kvt_streamer_counts(streamer)->checks);
     struct kvt_report report = {
         .workload = workload,
         .shape = &options->model.shape,
         .model = options->model_text,
         .device = kvt_device_name(runtime),
         .run = &result,
-        .checks = kvt_engine_counts(engine),
+        .checks = &checks,
+        .stream = streamer ? kvt_streamer_counts(streamer) : NULL,
+        .latencies = &latencies,
         .seconds = (double)(kvt_env_now_ns(&env) - begun_ns) * 1e-9,
         .has_host = options->host_bytes > 0,
         .has_store = options->nvme_path[0] != '\0',
@@ -190,11 +215,13 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
     kvt_stats(runtime, &report.stats);
     if (report.has_store) report.du_bytes = du_bytes_of_all(options->nvme_path);
     *ret_is_engine_busy = result.is_engine_busy;
-    return print_report(options, &report);
+    const int exit_status = print_report(options, &report);
+    kvt_latencies_done(&latencies);
+    return exit_status;
 }
 
 static int run_on(const struct kvt_run_options *options, const struct kvt_workload *workload,
-                  struct kvt_runtime *runtime)
+                  struct kvt_runtime *runtime, struct kvt_outputs *outputs)
 {
     struct kvt_content content;
     if (kvt_content_init(&content, &options->model.shape) != KVT_OK) return kvt_failure(COMMAND, "out of memory");
@@ -205,20 +232,22 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
         .is_interrupted = &is_interrupted,
     };
     struct kvt_engine *engine = NULL;
+    struct kvt_streamer *streamer = NULL;
     bool is_engine_busy = false;
     int exit_status;
-    const enum kvt_status status = kvt_engine_create(runtime, &options->model.shape, &content, &how, &engine);
+    enum kvt_status status = kvt_engine_create(runtime, &options->model.shape, &content, &how, &engine);
+    if (status == KVT_OK && options->is_streaming)
+        status = kvt_streamer_create(runtime, &options->model.shape, &content, &how, &streamer);
     if (status == KVT_OK) {
-        exit_status = replay(options, workload, runtime, engine, &is_engine_busy);
+        exit_status = replay(options, workload, runtime, engine, streamer, outputs, &is_engine_busy);
     } else if (status == KVT_UNSUPPORTED) {
-        exit_status = kvt_usage_error(COMMAND,
-                                      "--device is '%s': the run's model has kernels for the emulated device only",
-                                      kvt_device_name(runtime));
+        exit_status = kvt_failure(COMMAND, "the %s device gives no stream", kvt_device_name(runtime));
     } else {
         exit_status = kvt_failure(COMMAND, "%s", kvt_status_text(status));
     }
     /* A step that never ends holds the engine and the runtime: neither can be closed, and the report is out. */
     if (is_engine_busy) _exit(exit_status);
+    kvt_streamer_destroy(&streamer);
     kvt_engine_destroy(&engine);
     kvt_content_done(&content);
     return exit_status;
@@ -226,14 +255,14 @@ static int run_on(const struct kvt_run_options *options, const struct kvt_worklo
 
 /* The run, and its metrics in a file while it goes on, when that was asked for. */
 static int run_watched(const struct kvt_run_options *options, const struct kvt_workload *workload,
-                       struct kvt_runtime *runtime)
+                       struct kvt_runtime *runtime, struct kvt_outputs *outputs)
 {
     struct kvt_metrics_file *file = NULL;
     const int error = options->metrics_path ? kvt_metrics_file_start(runtime, options->metrics_path, &file) : 0;
     if (error != 0)
         return kvt_usage_error(COMMAND, "--metrics is '%s': it cannot be written: %s", options->metrics_path,
                                strerror(error));
-    const int exit_status = run_on(options, workload, runtime);
+    const int exit_status = run_on(options, workload, runtime, outputs);
     kvt_metrics_file_stop(&file);
     return exit_status;
 }
@@ -255,6 +284,13 @@ int kvt_cmd_run(int argc, char **argv)
     struct kvt_env env = kvt_env_default();
     env.log = on_log;
     env.seed = options.workload.seed;
+    struct kvt_outputs outputs;
+    const int opened = kvt_outputs_open(&outputs, COMMAND, &options, workload, kvt_env_now_ns(&env));
+    if (opened != KVT_EXIT_OK) {
+        kvt_workload_destroy(&workload);
+        return opened;
+    }
+    kvt_outputs_watch_transfers(&outputs, &env);
     struct kvt_config config = kvt_run_options_config(&options);
     config.env = &env;
     config.sequences_max = kvt_max_u32(4096, kvt_min_u32(workload->request_count, 1u << 20) + 16);
@@ -263,12 +299,15 @@ int kvt_cmd_run(int argc, char **argv)
     status = kvt_open(&config, &runtime, error, sizeof error);
     int exit_status;
     if (status == KVT_OK) {
-        exit_status = run_watched(&options, workload, runtime);
-        if (exit_status == EXIT_INTERRUPTED) limit_close();
+        exit_status = run_watched(&options, workload, runtime, &outputs);
+        if (exit_status == EXIT_INTERRUPTED) limit_close(true);
         kvt_close(&runtime);
+        limit_close(false);
     } else {
         exit_status = refuse_open(&options, status, error);
     }
+    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    if (exit_status == KVT_EXIT_OK) exit_status = finished;
     kvt_workload_destroy(&workload);
     return exit_status;
 }

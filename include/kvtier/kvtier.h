@@ -44,11 +44,29 @@ struct kvt_env; /* runtime/base/env.h; callers outside the project pass NULL */
 typedef uint64_t kvt_seq;
 typedef uint64_t kvt_step;
 
-/* A stream of the engine's: cudaStream_t, or kvt_emulated_stream(rt, i) on an emulated device. */
+/*
+ * A stream of the engine's: cudaStream_t, or kvt_device_stream(rt, i) for an engine that has none. NULL is CUDA's legacy
+ * default stream; an engine that is compiled for per-thread default streams passes cudaStreamPerThread, in the thread
+ * whose stream it means.
+ */
 typedef void *kvt_stream;
 
 enum kvt_device_kind { KVT_DEVICE_AUTO, KVT_DEVICE_CUDA, KVT_DEVICE_EMULATED };
 enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OFF };
+
+/*
+ * Where the blocks of one layer group lie, when the engine owns the device memory: a segment for each (layer, plane) in layer
+ * order, one for each layer in a state group. Segment s of slot n begins at base[s] + n * stride[s] and holds block_tokens rows
+ * of the group (a state group: one state), `bytes` of them used. Everything is borrowed until kvt_open returns, and the
+ * memory itself until kvt_close does.
+ */
+struct kvt_device_map {
+    uint32_t slots;         /* how many there are */
+    uint32_t segment_count; /* layers * planes; 0: kvtier owns the memory of this group */
+    void *const *base;      /* segment_count of them */
+    const uint64_t *stride; /* from a slot to the next */
+    uint64_t bytes;         /* of each segment: block_tokens rows */
+};
 
 struct kvt_config {
     uint32_t size;    /* sizeof(struct kvt_config) */
@@ -61,8 +79,13 @@ struct kvt_config {
     size_t secret_bytes;  /* at most 64 */
 
     enum kvt_device_kind device;
-    /* HBM for blocks; shared out to groups with different block bytes by what a token needs */
+    /* HBM for blocks that kvtier allocates; shared out to groups with different block bytes by what a token needs */
     uint64_t device_bytes;
+    /*
+     * one for each group of the shape, or NULL: kvtier owns all device memory. Groups with equal blocks share their slots when
+     * their maps are the same, or when none of them has one
+     */
+    const struct kvt_device_map *device_maps;
     uint64_t host_bytes; /* pinned RAM: blocks, staging and scratch together; 0: no host and no nvme tier */
     /* directory of the store, or up to 8 on different devices with commas between; NULL: no nvme tier */
     const char *nvme_path;
@@ -96,6 +119,13 @@ struct kvt_config {
     uint64_t link_nvme_bytes_per_s; /* pacing of the store's disk; 0: none */
 
     const struct kvt_env *env; /* NULL: the real world */
+
+    /*
+     * true: a step may begin with sequences whose blocks are still on their way from host memory, layer by layer, so that
+     * layer 0 is computed while layer 1 loads. Such a sequence is LANDING: the engine calls kvt_step_wait_layer before
+     * each layer, and kvt_seq_landed before it uses what the step computed.
+     */
+    bool is_layered;
 };
 
 /* All zero but size, version, prefetch and the defaults above. */
@@ -232,8 +262,9 @@ KVT_API uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq);
 
 /*
  * Slots of the sequence's blocks in one group, in token order from block *ret_first on (0 but in window groups);
- * KVT_NO_SLOT where a block was dropped. State group: one entry, the live state. Valid from step_begin to step_end.
- * *ret_count: how many there are, also when more than max. INVAL: not in a step.
+ * KVT_NO_SLOT where a block was dropped, or is read through a reader (kvt_seq_stream). State group: one entry, the live
+ * state. Valid from step_begin to step_end. In a LANDING sequence, a block that failed to land names some other slot: what
+ * is computed from it is told to be lost. *ret_count: how many there are, also when more than max. INVAL: not in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
                                                     uint32_t *ret_slots, uint64_t max, uint64_t *ret_first,
@@ -258,7 +289,8 @@ KVT_API void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const 
 enum kvt_ready {
     KVT_READY,     /* in the step */
     KVT_NOT_READY, /* blocks are on their way: not in the step */
-    KVT_LOST       /* tokens from lost_from on are gone: truncate to it and compute them again. Not in the step */
+    KVT_LOST,      /* tokens from lost_from on are gone: truncate to it and compute them again. Not in the step */
+    KVT_LANDING    /* in the step, while some of its blocks are on their way (is_layered): kvt_step_wait_layer */
 };
 
 struct kvt_step_entry {
@@ -268,12 +300,29 @@ struct kvt_step_entry {
 };
 
 /*
- * Begins a step of the sequences that are ready: their blocks are pinned until step_end, and stream is ordered after
- * everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already
+ * Begins a step of the sequences that are ready (with is_layered also of those that are LANDING): their blocks are pinned
+ * until step_end, and stream is ordered after everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already
  * stepping sequence.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries,
                                                      uint32_t n, kvt_stream stream, kvt_step *ret_step);
+
+/*
+ * Orders stream behind what still fills this layer of a group, of all sequences in the step that are LANDING; the layers
+ * before it are there too. Before the first kernel that reads the layer. Layer: counted in its group. Of a step without
+ * such sequences it does nothing. INVAL: no such step, group or layer.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_step_wait_layer(struct kvt_runtime *runtime, kvt_step step, uint32_t group,
+                                                          uint32_t layer, kvt_stream stream);
+
+/*
+ * Of a sequence that was LANDING in a step: did its blocks land? Ask when the stream has passed the end of the step, and
+ * before what it computed is used. READY: all is right. NOT_READY: the runtime has not heard of all of them yet: kvt_wait,
+ * and ask again. LOST: a block did not land, or a layer was not waited for; tokens from *ret_lost_from on are not what
+ * they should be: truncate, and compute them again. step_begin says the same. INVAL: stale.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq,
+                                                     enum kvt_ready *ret_ready, uint64_t *ret_lost_from);
 
 /* Everything of the step is submitted to its stream. INVAL: no such step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step);
@@ -302,6 +351,74 @@ KVT_API bool kvt_wait(struct kvt_runtime *runtime, uint64_t timeout_ns);
 
 /* Readable when kvt_wait would not block. Owned by the runtime. */
 KVT_API int kvt_eventfd(struct kvt_runtime *runtime);
+
+/* ---- Contexts that the device does not hold ---------------------------------------------------------------------- */
+
+/*
+ * A sequence that is streamed may be longer than the device. In its full groups it claims only what it writes: its tail
+ * and the tokens it has reserved. At the end of the step that fills a block, the block may leave for host memory and
+ * nvme, and is read through a reader from then on; kvt_seq_table has KVT_NO_SLOT for it. Everything else is as ever:
+ *
+ *     kvt_seq_create(rt, { ..., .is_idle = true }, &seq, &reused);  found, not claimed
+ *     kvt_seq_stream(rt, seq);  kvt_seq_resume(rt, seq, &room);     streamed from now on
+ *     kvt_reader_open(rt, seq, group, slots, &room, &reader);       a window of so many device slots
+ *     each step, between begin and end, for layer after layer:
+ *         kvt_reader_begin(rt, reader, layer, 0, blocks);           a pass over the layer's part of these blocks
+ *         while kvt_reader_next(...) is KVT_PIECE_HERE: attend to the piece on stream, merge (kernels/attention.h)
+ *         is KVT_PIECE_PENDING: kvt_wait, and ask again
+ *     kvt_reader_close(rt, &reader);
+ *
+ * INVAL: stale, or not idle. It stays streamed until it ends; its forks are too.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_stream(struct kvt_runtime *runtime, kvt_seq seq);
+
+/* A window of a sequence's; ends with it. A stale one is refused with KVT_INVAL. 0 is none. */
+typedef uint64_t kvt_reader_id;
+
+/*
+ * Takes `slots` device slots for a window of one group of a sequence (any, streamed or not). A slot has a place for each
+ * of the group's layers, and a place takes one layer of one block: slots * layers blocks are on their way, or being
+ * read, at a time. OK only with KVT_ROOM_OK. INVAL: stale, no such group, a state group, no slots. FULL: 16 are open |
+ * NOMEM.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_open(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
+                                                      uint32_t slots, enum kvt_room *ret_room,
+                                                      kvt_reader_id *ret_reader);
+
+/*
+ * Begins a pass through one layer of blocks [first, end) of the sequence, which is in a step; a pass that was under way
+ * ends. What the first pieces need starts moving. A pass ends with its step. INVAL: stale, not in a step, no such layer,
+ * or no such blocks.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_begin(struct kvt_runtime *runtime, kvt_reader_id reader,
+                                                       uint32_t layer, uint64_t first, uint64_t end);
+
+enum kvt_piece_state {
+    KVT_PIECE_HERE,    /* the next blocks are there */
+    KVT_PIECE_PENDING, /* they are on their way: kvt_wait and ask again */
+    KVT_PIECE_END,     /* the pass is over */
+    KVT_PIECE_LOST     /* tokens from lost_from on are gone: end the step, truncate, and compute them again */
+};
+struct kvt_piece {
+    enum kvt_piece_state state;
+    uint64_t first; /* block number of the first one; they follow each other */
+    uint32_t count;
+    uint64_t lost_from; /* when lost */
+};
+
+/*
+ * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c of a group starts
+ * at kvt_device_slot(runtime, group, 0) + c * (block bytes / layers), K before V; KVT_NO_SLOT where a window dropped the
+ * block. They are ordered before whatever is submitted to stream from now on, and stay where they are until everything
+ * submitted to stream before the next call on this reader (or the end of the step) is done. INVAL: stale, not in a step,
+ * or no pass.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_next(struct kvt_runtime *runtime, kvt_reader_id reader,
+                                                      kvt_stream stream, uint32_t *ret_chunks, uint32_t max,
+                                                      struct kvt_piece *ret_piece);
+
+/* Gives the window back. Not in a step: INVAL. A stale one is fine. Zeroes the reader when OK. */
+KVT_NODISCARD KVT_API enum kvt_status kvt_reader_close(struct kvt_runtime *runtime, kvt_reader_id *reader);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
@@ -341,6 +458,7 @@ struct kvt_stats {
     double store_write_amplification;          /* written over stored; 0: nothing was stored */
     uint64_t bookkeeping_bytes;                /* the core's tables, touched or not */
     uint64_t prefetched_blocks, demand_blocks; /* fetches to the device by reason */
+    uint64_t window_chunks;                    /* layers of blocks that came through readers' windows */
 };
 
 KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
@@ -354,16 +472,45 @@ KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
  */
 KVT_API size_t kvt_metrics_text(struct kvt_runtime *runtime, char *ret_text, size_t bytes);
 
-/* ---- The emulated device ----------------------------------------------------------------------------------------- */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
 /* Which device it is: "cuda" or "emulated". */
 KVT_API const char *kvt_device_name(struct kvt_runtime *runtime);
 
-/* Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. */
+/*
+ * Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. NULL: the
+ * engine owns it.
+ */
 KVT_API void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot);
 
 /* Slots of the pool that the group lives in. */
 KVT_API uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group);
+
+/* The i-th stream (0 to 7) for an engine that has none of its own; the runtime's, until close. NULL: refused. */
+KVT_API kvt_stream kvt_device_stream(struct kvt_runtime *runtime, uint32_t i);
+
+/*
+ * Copies a part of a slot in device memory that kvtier owns, in the order of the stream; host is borrowed until the stream has
+ * come so far, and should be pinned. INVAL: no such slot or part | FULL | NOMEM.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_device_read(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group,
+                                                      uint32_t slot, uint64_t offset, void *host, uint64_t size_bytes);
+KVT_NODISCARD KVT_API enum kvt_status kvt_device_write(struct kvt_runtime *runtime, kvt_stream stream, uint32_t group,
+                                                       uint32_t slot, uint64_t offset, const void *host,
+                                                       uint64_t size_bytes);
+
+/* Waits until everything on the stream so far is done. False: timeout_ns have passed before. */
+KVT_API bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns);
+
+/* Zeroed host memory that the device copies from and to by itself; ordinary memory where that is refused. NULL: refused. */
+KVT_API void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes);
+/* Nothing may be on its way from or to it. The size is that of the allocation; NULL is fine. */
+KVT_API void kvt_host_free(struct kvt_runtime *runtime, void *memory, size_t size_bytes);
+
+/* True once the device has failed for good: whatever it is asked for fails from then on. */
+KVT_API bool kvt_device_is_lost(struct kvt_runtime *runtime);
+
+/* ---- The emulated device ----------------------------------------------------------------------------------------- */
 
 /* The i-th engine stream (0 to 7) of an emulated device; NULL on a real one. */
 KVT_API kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i);

@@ -101,7 +101,8 @@ KVT_API uint64_t kvt_llama_match(struct kvt_llama *llama, const int32_t *tokens,
  * Empties the sequence and brings back as many leading tokens of the prompt as match says: it holds exactly *ret_tokens
  * tokens then, and the engine evaluates the others. 0 is no error: nothing was known, it turned out damaged, or
  * the engine refused it (the sequence is empty then, and those records are forgotten).
- * INVAL: no such sequence | FULL: the context has no room for them, nothing was touched | NOMEM: the sequence is empty.
+ * INVAL: no such sequence, or no tokens | FULL: the context has no room for them: the sequence is empty, what is kept
+ * stays | NOMEM: the sequence is empty.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                         uint64_t count, uint64_t *ret_tokens);
@@ -158,6 +159,8 @@ struct kvt_llama_stats {
     uint32_t groups;    /* layer groups: 1, or 2 with window layers */
     uint32_t layers[2]; /* of the full, of the window group */
     uint32_t window_tokens;
+    uint32_t
+        ring_tokens; /* cells of one sequence for window layers, when its cells can be put where they were; 0: they cannot */
     uint32_t block_tokens;
     uint32_t streams;        /* 1: one cache for all sequences */
     uint64_t token_bytes[2]; /* KV of one token in each group */

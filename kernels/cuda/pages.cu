@@ -14,8 +14,6 @@ enum kvt_status kvt_cuda_pages_move(const struct kvt_pages_run *runs, uint32_t c
     const uint32_t tiles_per_run = kvt_pages_tiles(bytes_max);
     const uint64_t tiles = (uint64_t)count * tiles_per_run;
     if (tiles == 0) return KVT_OK;
-    if (ctas == 0) ctas = 1;
-    const uint32_t grid = tiles < ctas ? (uint32_t)tiles : ctas;
-    move_runs<<<grid, KVT_PAGES_THREADS, 0, (cudaStream_t)stream>>>(runs, tiles, tiles_per_run);
+    KVT_LAUNCH(move_runs, kvt_cuda_grid(tiles, ctas), KVT_PAGES_THREADS, stream, runs, tiles, tiles_per_run);
     return kvt_cuda_launch_status();
 }

@@ -15,6 +15,17 @@ struct kvt_gpu_ops;      /* kernels/gpu.h */
 
 enum kvt_log_level { KVT_LOG_ERROR, KVT_LOG_WARN, KVT_LOG_INFO, KVT_LOG_DEBUG };
 
+/* A transfer that is over: one leg between two tiers, or a copy within the device. */
+struct kvt_transfer_event {
+    uint32_t from, to;   /* KVT_TIER_... of kvtier.h */
+    uint32_t priority;   /* enum kvt_op_priority */
+    int32_t status;      /* enum kvt_status; what did not end with KVT_OK moved nothing that counts */
+    uint32_t block, group;
+    uint64_t begun_ns, ended_ns; /* on the runtime's clock: queued, and seen to be done */
+    uint64_t link_ns, codec_ns;  /* of that on the link, and packing or unpacking */
+    uint64_t bytes;              /* as they crossed; 0 for a copy within the device */
+};
+
 struct kvt_env {
     /* Monotonic time in nanoseconds, any thread. NULL: CLOCK_MONOTONIC. */
     uint64_t (*now_ns)(void *clock_user);
@@ -39,6 +50,13 @@ struct kvt_env {
      * to be called. NULL: waiting takes no time.
      */
     void (*pass)(void *clock_user, uint64_t timeout_ns);
+
+    /*
+     * Told of each transfer that is over, under the runtime's lock, in whatever thread: must be short and must not call
+     * the runtime. NULL: nobody watches, and nothing is gathered.
+     */
+    void (*on_transfer)(void *transfer_user, const struct kvt_transfer_event *event);
+    void *transfer_user;
 
     /* Seed of the few random choices. 0 is a seed like any other. */
     uint64_t seed;

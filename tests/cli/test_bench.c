@@ -44,7 +44,7 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         const char *line;
     } cases[] = {
         { { NULL }, "the part" },
-        { { "stores" }, "core, codec or store" },
+        { { "stores" }, "core, codec, copy or store" },
         { { "store", "core" }, "core" },
         { { "store" }, "--dir is missing" },
         { { "store", "--dir", "" }, "an existing directory" },
@@ -55,6 +55,11 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         { { "store", "--dir", "/tmp", "--pairs", "102" }, "--pairs" },
         { { "store", "--dir", "/tmp", "--only", "some" }, "speed, small, mixed or codec" },
         { { "core", "--blocks", "7" }, "--blocks" },
+        { { "copy", "--device", "gpu" }, "one of auto, cuda, emulated" },
+        { { "core", "--calibrate", "x" }, "--calibrate" },
+        { { "--calibrate", "/nonexistent/links.json" }, "--calibrate" },
+        { { "--calibrate", "x", "--shape", "layers=0" }, "--shape" },
+        { { "--calibrate", "x", "--block-tokens", "0" }, "--block-tokens" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         const char *arguments[9] = { "bench" };
@@ -128,6 +133,36 @@ static void a_small_run_of_each_part_measures_and_leaves_nothing(void **state)
     if (path) assert_int_equal(setenv("PATH", path, 1), 0);
 }
 
+/* On the emulated device, so that it is the same on every machine. */
+static void a_small_run_of_copy_measures_and_compares(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint32_t count;
+    } names[] = { { "pinned peak", 3 },
+                  { "blocks of", 4 },
+                  { "fragments of 32 KiB", 2 },
+                  { "packed bf16", 3 },
+                  { "beside a kernel", 1 } };
+    RUN("copy", "--device", "emulated", "--size", "16MiB", "--pairs", "1", "--json");
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    struct json_object *root = json_tokener_parse(outcome.out);
+    assert_non_null(root);
+    assert_string_equal(json_object_get_string(member(root, "device")), "emulated");
+    assert_int_equal(json_object_get_int64(member(root, "mismatches")), 0);
+    assert_true(json_object_get_int64(member(root, "bytes_checked")) > (int64_t)(32 * KVT_MIB));
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++)
+        assert_int_equal(check_cases(member(root, "cases"), names[i].name), names[i].count);
+    (void)json_object_put(root);
+    RUN("copy", "--device", "emulated", "--size", "16MiB", "--pairs", "1");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(strncmp(outcome.out, "emulated: ", 10), 0);
+    assert_non_null(strstr(outcome.out, "memcpy on this CPU"));
+    assert_non_null(strstr(outcome.out, "0 mismatches"));
+}
+
 static void the_table_names_what_the_probe_found(void **state)
 {
     (void)state;
@@ -138,6 +173,51 @@ static void the_table_names_what_the_probe_found(void **state)
     assert_non_null(strstr(outcome.out, "bottleneck"));
 }
 
+/* Goal: a calibration measures every part, writes what the simulator reads, and leaves nothing else behind. */
+static void a_calibration_is_what_the_simulator_reads(void **state)
+{
+    (void)state;
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/links.json", directory);
+    RUN("--calibrate", path, "--dir", directory, "--shape", "layers=2,kv_heads=1,head_dim=64,dtype=fp16",
+        "--block-tokens", "32", "--json");
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    struct json_object *printed = json_tokener_parse(outcome.out), *written = json_object_from_file(path);
+    assert_non_null(printed);
+    assert_true(json_object_equal(printed, written));
+    struct json_object *device = member(written, "device"), *disk = member(written, "nvme"),
+                       *fp16 = member(member(written, "codec"), "fp16");
+    assert_string_equal(json_object_get_string(member(device, "name")), "emulated");
+    assert_true(json_object_get_double(member(member(device, "to_host"), "bytes_per_second")) > 0);
+    assert_true(json_object_get_double(member(fp16, "ratio")) > 1.05);
+    assert_true(json_object_get_double(member(fp16, "unpack_ns_per_byte")) > 0);
+    assert_true(json_object_get_double(member(member(disk, "read"), "bytes_per_second")) > 0);
+    assert_true(json_object_array_length(member(disk, "writes")) >= 3);
+    assert_true(json_object_get_double(member(member(written, "engine"), "between_ns")) > 0);
+    (void)json_object_put(printed);
+    (void)json_object_put(written);
+    run((const char *const[]){ "sim", "--links", path, "--workload", "chat", "--requests", "12", "--shape",
+                               "layers=2,kv_heads=1,head_dim=64,dtype=fp16", "--hbm", "8MiB", "--json", NULL });
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Goal: a disk that cannot be measured fails the command, and no file is left. */
+static void a_calibration_without_its_disk_leaves_no_file(void **state)
+{
+    (void)state;
+    char path[96], nothing[96];
+    (void)snprintf(path, sizeof path, "%s/links.json", directory);
+    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
+    RUN("--calibrate", path, "--dir", nothing);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_non_null(strstr(outcome.err, nothing));
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) return 1;
@@ -146,7 +226,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bad_option_is_one_line_and_exit_status_2),
         cmocka_unit_test(a_directory_that_is_not_there_is_exit_status_1),
         cmocka_unit_test(a_small_run_of_each_part_measures_and_leaves_nothing),
+        cmocka_unit_test(a_small_run_of_copy_measures_and_compares),
         cmocka_unit_test(the_table_names_what_the_probe_found),
+        cmocka_unit_test(a_calibration_is_what_the_simulator_reads),
+        cmocka_unit_test(a_calibration_without_its_disk_leaves_no_file),
     };
     return cmocka_run_group_tests(tests, directory_create, directory_remove);
 }

@@ -171,6 +171,46 @@ static void a_request_larger_than_the_device_is_refused_by_name(void **state)
     (void)json_object_put(object);
 }
 
+/* Everything streamed is exact, its attention is that over everything at once, and it did exceed the device. */
+static void assert_streamed(uint64_t device_bytes)
+{
+    (void)assert_whole();
+    struct json_object *object = report();
+    assert_true(number(object, "stream", "requests") > 0);
+    assert_true(number(object, "stream", "bytes_max") > 2 * device_bytes);
+    assert_true(number(object, "stream", "chunks_verified") > 0);
+    assert_true(number(object, "stream", "results_compared") > 0);
+    const double error = json_object_get_double(field(field(object, "stream"), "error_max"));
+    assert_true(error > 0 && error < 1e-3);
+    (void)json_object_put(object);
+}
+
+/* Goal: a context of several times the device passes through it, out of host memory and out of nvme. */
+static void a_context_larger_than_the_device_is_streamed_when_asked(void **state)
+{
+    (void)state;
+    RUN("--workload", "longdoc", "--requests", "2", "--context-tokens", "6000", "--shape", SMALL_SHAPE, "--hbm",
+        "512KiB", "--host", "16MiB", "--stream", "--json");
+    assert_streamed(512 * KVT_KIB);
+    RUN("--workload", "longdoc", "--requests", "1", "--context-tokens", "16000", "--shape",
+        SMALL_SHAPE "+layers=1,kv_heads=2,head_dim=32,dtype=fp16,window=200,sinks=4", "--hbm", "768KiB", "--host",
+        "3MiB", "--nvme", nvme, "--stream", "--json");
+    assert_streamed(768 * KVT_KIB);
+}
+
+/* Goal: sessions that outgrow the device go on streamed, and what fits runs as ever beside them. */
+static void sessions_that_outgrow_the_device_go_on_streamed(void **state)
+{
+    (void)state;
+    RUN("--workload", "chat", "--requests", "8", "--context-tokens", "3000", "--shape", SMALL_SHAPE, "--hbm", "512KiB",
+        "--host", "16MiB", "--stream", "--json");
+    (void)assert_whole();
+    struct json_object *object = report();
+    const uint64_t streamed = number(object, "stream", "requests");
+    assert_true(streamed > 0 && streamed < 8);
+    (void)json_object_put(object);
+}
+
 /* Goal: people get a table that says the same. */
 static void people_get_a_table(void **state)
 {
@@ -206,6 +246,13 @@ static void bad_input_is_one_line_and_leaves_nothing_behind(void **state)
     assert_refused("--policy");
     RUN("--workload", "poetry", "--nvme", nvme);
     assert_refused("--workload");
+    RUN("--workload", "longdoc", "--stream", "--shape", "layers=1,kv_heads=1,head_dim=64,dtype=fp8", "--nvme", nvme);
+    assert_refused("--stream");
+    RUN("--workload", "longdoc", "--stream", "--shape", SMALL_SHAPE "+layers=1,state_bytes=4096,dtype=fp32", "--nvme",
+        nvme);
+    assert_refused("--stream");
+    RUN("--workload", "longdoc", "--context-tokens", "63", "--nvme", nvme);
+    assert_refused("--context-tokens");
     RUN("--trace", "/nonexistent.jsonl", "--nvme", nvme);
     assert_refused("--trace");
     (void)snprintf(other, sizeof other, "%s/missing/kv:64MiB", root);
@@ -299,6 +346,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(every_kind_of_group_and_every_set_of_tiers_verifies, enter, leave),
         cmocka_unit_test_setup_teardown(a_second_run_reuses_what_the_first_one_stored, enter, leave),
         cmocka_unit_test_setup_teardown(a_request_larger_than_the_device_is_refused_by_name, enter, leave),
+        cmocka_unit_test_setup_teardown(a_context_larger_than_the_device_is_streamed_when_asked, enter, leave),
+        cmocka_unit_test_setup_teardown(sessions_that_outgrow_the_device_go_on_streamed, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table, enter, leave),
         cmocka_unit_test_setup_teardown(bad_input_is_one_line_and_leaves_nothing_behind, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),

@@ -12,7 +12,7 @@
 #include "runtime/base/bytes.h"
 #include "tests/cli/run_program.h"
 
-enum { PATH_BYTES = 128, WORDS_MAX = 24 };
+enum { PATH_BYTES = 128, WORDS_MAX = 29 };
 
 static const char *program;
 static struct outcome outcome;
@@ -172,13 +172,30 @@ static void people_get_a_table_and_programs_csv(void **state)
     assert_non_null(strstr(outcome.out, "second-sight"));
 }
 
+struct wrong {
+    const char *words, *named;
+};
+
+/* Each is refused with status 2, one line that names it, and nothing on stdout. */
+static void assert_refused(const struct wrong *wrong, size_t count)
+{
+    write_trace(THREE_REQUESTS);
+    for (size_t i = 0; i < count; i++) {
+        sim(wrong[i].words);
+        if (outcome.exit_status != 2)
+            fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_memory_equal(outcome.err, "kvtier sim: ", 12);
+        if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
+    }
+}
+
 /* Goal: each wrong value is refused with status 2, one line that names it, and nothing on stdout. */
 static void a_wrong_value_gets_one_line_that_names_it(void **state)
 {
     (void)state;
-    static const struct {
-        const char *words, *named;
-    } wrong[] = {
+    static const struct wrong wrong[] = {
         { "", "--trace" },
         { "--trace @ --workload chat", "--trace" },
         { "--workload chat surplus", "surplus" },
@@ -218,6 +235,18 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --capacities 99999999999999999999", "--capacities" },
         { "--workload chat --admission hope", "--admission" },
         { "--workload chat --admission all --capacities 1+2", "--admission" },
+        { "--workload chat --plot picture.jpg", "--plot" },
+        { "--workload chat --policies belady --admission all", "--policies" },
+        { "--workload chat --json --csv", "--json" },
+    };
+    assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
+}
+
+/* Goal: the same in virtual time. */
+static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **state)
+{
+    (void)state;
+    static const struct wrong wrong[] = {
         { "--workload chat --hbm 8MiB --gpu abacus", "--gpu" },
         { "--workload chat --hbm 8MiB --gpu flops=0,bytes=1,link=1", "--gpu" },
         { "--workload chat --gpu h200 --parameters many", "--parameters" },
@@ -227,23 +256,23 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --hbm 8MiB --policy wishful", "lru, lru-reward, fifo" },
         { "--workload chat --hbm 4KiB --host 1MiB", "--hbm" },
         { "--workload chat --hbm 8MiB --policy wishful", "--policy" },
+        { "--workload chat --hbm 8MiB, --policy lru", "--hbm" },
+        { "--workload chat --hbm 8MiB,,9MiB", "--hbm" },
+        { "--workload chat --hbm 8MiB,many", "--hbm" },
+        { "--workload chat --hbm 8MiB --nvme x:1GiB,many", "--nvme" },
+        { "--workload chat --hbm 8MiB --nvme x:64KiB", "--nvme" },
+        { "--workload chat --hbm 8MiB --admission hope", "--admission" },
+        { "--workload chat --hbm 8MiB --seed 1,-2", "--seed" },
+        { "--workload chat --hbm 8MiB --threads 0", "--threads" },
+        { "--workload chat --hbm 8MiB --csv --json", "--json" },
+        { "--workload chat --hbm 8MiB --plot picture.jpg", "--plot" },
+        { "--workload chat --hbm 8MiB --links /nonexistent.json", "/nonexistent.json" },
+        { "--workload chat --hbm 8MiB --links @", "kvtier bench --calibrate" },
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },
-        { "--workload chat --plot picture.jpg", "--plot" },
-        { "--workload chat --policies belady --admission all", "--policies" },
-        { "--workload chat --json --csv", "--json" },
     };
-    write_trace(THREE_REQUESTS);
-    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
-        sim(wrong[i].words);
-        if (outcome.exit_status != 2)
-            fail_msg("exit status %d for '%s': %s", outcome.exit_status, wrong[i].words, outcome.err);
-        assert_string_equal(outcome.out, "");
-        assert_int_equal(count_lines(outcome.err), 1);
-        assert_memory_equal(outcome.err, "kvtier sim: ", 12);
-        if (!strstr(outcome.err, wrong[i].named)) fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
-    }
+    assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
 }
 
 /* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
@@ -284,6 +313,45 @@ static void a_picture_is_gnuplots(void **state)
     (void)setenv("PATH", before, 1);
 }
 
+/* Goal: of virtual time, reuse against capacity and the first point's time are drawn, two panels in one picture. */
+static void a_picture_of_virtual_time_has_two_panels(void **state)
+{
+    (void)state;
+    char drawer[PATH_BYTES + 16], drawn[PATH_BYTES + 16], line[2 * PATH_BYTES + 256], before[4096];
+    static char script[65536];
+    const char *path = getenv("PATH");
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
+    FILE *file = fopen(drawer, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(drawer, 0700), 0);
+    (void)snprintf(
+        line, sizeof line,
+        "--workload chat --requests 12 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 3MiB,6MiB --host "
+        "8MiB --link-hbm 0.02 --step-ms 1 --policies lru,sieve --plot %s/a.svg",
+        root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line);
+    assert_int_equal(setenv("PATH", before, 1), 0);
+    assert_string_equal(outcome.err, "");
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_non_null(strstr(script, "set multiplot layout 2,1"));
+    assert_non_null(strstr(script, "set xlabel 'MiB in all tiers'"));
+    assert_non_null(strstr(script, "linespoints title 'lru', '-' using 1:2 with linespoints title 'sieve'\n"));
+    assert_non_null(strstr(script, "set title 'lru, hbm 3MiB'"));
+    assert_non_null(strstr(script, "title 'device', '-' using 1:2 with lines title 'host'"));
+    assert_non_null(strstr(script, "title 'stalled'"));
+    (void)unlink(drawn);
+    (void)unlink(drawer);
+}
+
 /* ---- In virtual time --------------------------------------------------------------------------------------------- */
 
 static int64_t inner(struct json_object *object, const char *outer, const char *name)
@@ -293,11 +361,27 @@ static int64_t inner(struct json_object *object, const char *outer, const char *
     return number(value, name);
 }
 
-/* Goal: what the simulator says is reused is what the main job reuses, where timing does not matter: to the token. */
+static int64_t tier_number(struct json_object *object, const char *tier, const char *name)
+{
+    struct json_object *tiers;
+    assert_true(json_object_object_get_ex(object, "tiers", &tiers));
+    for (size_t i = 0; i < json_object_array_length(tiers); i++) {
+        struct json_object *item = json_object_array_get_idx(tiers, i);
+        if (strcmp(text(item, "name"), tier) == 0) return number(item, name);
+    }
+    return -1;
+}
+
+/*
+ * Goal: what the simulator says is found in each tier, and reused, is what the main job finds and reuses, where timing
+ * does not matter: to the block and the token.
+ */
 static void simulated_tiers_reuse_what_real_ones_do(void **state)
 {
     (void)state;
-#define SMALL " --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --arrival sequential --json"
+#define SMALL                                                                                             \
+    " --step-ms 0.5 --verify off --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --arrival sequential" \
+    " --json"
     static const char *const workloads[] = {
         "--workload chat --requests 30 --hbm 8MiB --host 64MiB" SMALL,
         "--workload longdoc --requests 12 --hbm 9MiB --host 64MiB" SMALL,
@@ -308,14 +392,97 @@ static void simulated_tiers_reuse_what_real_ones_do(void **state)
         struct json_object *object = report();
         const int64_t reused = inner(result_at(object, 0), "tokens", "reused");
         const int64_t generated = inner(result_at(object, 0), "tokens", "generated");
+        static const char *const tiers[] = { "device", "host" };
+        int64_t hits[2], misses[2];
+        for (size_t t = 0; t < KVT_ARRAY_COUNT(tiers); t++) {
+            hits[t] = tier_number(result_at(object, 0), tiers[t], "hits");
+            misses[t] = tier_number(result_at(object, 0), tiers[t], "misses");
+        }
+        assert_true(hits[0] + hits[1] > 0);
         (void)json_object_put(object);
         run_words("run", workloads[i]);
         object = report();
+        for (size_t t = 0; t < KVT_ARRAY_COUNT(tiers); t++) {
+            assert_int_equal(tier_number(object, tiers[t], "hits"), hits[t]);
+            assert_int_equal(tier_number(object, tiers[t], "misses"), misses[t]);
+        }
         assert_int_equal(inner(object, "tokens", "reused"), reused);
         assert_int_equal(inner(object, "tokens", "generated"), generated);
         assert_true(reused > 1000);
         (void)json_object_put(object);
     }
+}
+
+/* Goal: with many at once, pauses, packed blocks and three tiers, reuse is within one per cent. */
+static void simulated_reuse_is_within_one_per_cent_where_timing_matters(void **state)
+{
+    (void)state;
+#define MIXED " --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --verify off --json"
+    static const char *const workloads[] = {
+        "--workload chat --requests 60 --hbm 4MiB --host 5MiB --step-ms 1 --batch 4 --link-hbm 0.1 --link-nvme 0.1"
+        " --think-ms 10" MIXED,
+        "--workload longdoc --requests 24 --hbm 10MiB --host 16MiB --step-ms 1 --batch 2 --link-hbm 0.05" MIXED,
+        "--workload batch --requests 60 --hbm 4MiB --host 4MiB --step-ms 1 --link-hbm 0.2 --link-nvme 0.2" MIXED,
+    };
+    static const bool has_nvme[] = { true, false, true };
+    char line[512], store[PATH_BYTES + 32];
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(workloads); i++) {
+        (void)snprintf(line, sizeof line, "%s%s --pack-ratio 1.49", workloads[i], has_nvme[i] ? " --nvme x:24MiB" : "");
+        sim(line);
+        struct json_object *object = report();
+        const int64_t simulated = inner(result_at(object, 0), "tokens", "reused");
+        assert_int_equal(inner(result_at(object, 0), "requests", "completed"),
+                         inner(result_at(object, 0), "requests", "total"));
+        (void)json_object_put(object);
+        (void)snprintf(store, sizeof store, "%s/kv", root);
+        (void)snprintf(line, sizeof line, "%s%s%s%s", workloads[i], has_nvme[i] ? " --nvme " : "",
+                       has_nvme[i] ? store : "", has_nvme[i] ? ":24MiB" : "");
+        run_words("run", line);
+        object = report();
+        const int64_t real = inner(object, "tokens", "reused");
+        (void)json_object_put(object);
+        assert_true(real > 1000);
+        if (llabs(simulated - real) * 100 > real)
+            fail_msg("%s: %lld tokens simulated, %lld real", workloads[i], (long long)simulated, (long long)real);
+        (void)snprintf(line, sizeof line, "rm -rf %s", store);
+        assert_int_equal(system(line), 0);
+    }
+}
+
+/* Goal: a comma makes a grid: a result for each point, in order, in JSON and CSV, the same on any number of threads. */
+static void commas_make_a_grid_in_virtual_time(void **state)
+{
+    (void)state;
+#define GRID                                                                                                       \
+    "--workload chat --requests 24 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 4MiB,6MiB --host 8MiB" \
+    " --nvme x:8MiB --prefetch demand --seed 1,2 --policies lru,sieve --link-hbm 0.02 --step-ms 1"
+    static const int64_t mib = 1 << 20;
+    struct json_object *reports[2];
+    for (int i = 0; i < 2; i++) {
+        sim(i == 0 ? GRID " --threads 1 --json" : GRID " --threads 3 --json");
+        reports[i] = report();
+    }
+    for (size_t i = 0; i < 8; i++) {
+        struct json_object *result = result_at(reports[0], i);
+        assert_string_equal(text(result, "policy"), i < 4 ? "lru" : "sieve");
+        assert_int_equal(number(result, "hbm_bytes"), i % 4 < 2 ? 4 * mib : 6 * mib);
+        assert_int_equal(number(result, "nvme_bytes"), 8 * mib);
+        assert_int_equal(number(result, "seed"), 1 + (int64_t)i % 2);
+        assert_int_equal(inner(result, "tokens", "reused"), inner(result_at(reports[1], i), "tokens", "reused"));
+        assert_true(inner(result, "tokens", "reused") <= inner(result, "tokens", "reused_belady"));
+        struct json_object *steps[2];
+        for (int r = 0; r < 2; r++)
+            assert_true(json_object_object_get_ex(result_at(reports[r], i), "steps", &steps[r]));
+        assert_string_equal(json_object_to_json_string(steps[0]), json_object_to_json_string(steps[1]));
+    }
+    (void)json_object_put(reports[0]);
+    (void)json_object_put(reports[1]);
+    sim(GRID " --csv");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(count_lines(outcome.out), 9);
+    sim(GRID);
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "sieve, hbm 6MiB, seed 2"));
 }
 
 /*
@@ -379,8 +546,12 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
+        cmocka_unit_test_setup_teardown(a_wrong_value_of_virtual_time_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_of_virtual_time_has_two_panels, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
+        cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),
+        cmocka_unit_test_setup_teardown(commas_make_a_grid_in_virtual_time, enter, leave),
         cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
     };

@@ -157,11 +157,42 @@ static void b63_no_key_ever_gives_another_keys_bytes(void **state)
     }
 }
 
+static void lose_process(struct bench *bench, bool is_power_cut)
+{
+    io_faulty_cut_at(bench->image, 1);
+    kvt_store_close(&bench->store);
+    if (is_power_cut) io_faulty_power_cycle(bench->image);
+    else io_faulty_process_restart(bench->image);
+    bench_open(bench);
+}
+
+/* What the next process finds was written by one that died before it could sync it. */
+static void what_a_killed_process_left_is_durable_once_a_sync_says_so(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct bench bench;
+        bool was_there[COLD];
+        bench_init_faulty(&bench, seed);
+        bench_open(&bench);
+        for (uint64_t key = 0; key < COLD; key++) assert_int_equal(bench_put(&bench, key, cold_length(key)), KVT_OK);
+        lose_process(&bench, false);
+        for (uint64_t key = 0; key < COLD; key++) was_there[key] = bench_get(&bench, key, cold_length(key)) == KVT_OK;
+        assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+        lose_process(&bench, true);
+        for (uint64_t key = 0; key < COLD; key++) {
+            if (was_there[key]) assert_int_equal(bench_get(&bench, key, cold_length(key)), KVT_OK);
+        }
+        bench_done(&bench);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b14_a_power_cut_at_every_operation_loses_nothing_acknowledged),
         cmocka_unit_test(b63_no_key_ever_gives_another_keys_bytes),
+        cmocka_unit_test(what_a_killed_process_left_is_durable_once_a_sync_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

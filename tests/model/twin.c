@@ -97,13 +97,15 @@ static void grow(struct twin *twin)
     *twin = next;
 }
 
-void twin_seal(struct twin *twin, uint32_t group, uint64_t value)
+static void add(struct twin *twin, uint64_t mark)
 {
-    uint64_t *at = place(twin, mark_of(group, value));
+    uint64_t *at = place(twin, mark);
     if (*at) return;
-    *at = mark_of(group, value);
+    *at = mark;
     if (++twin->count > twin->capacity / 2) grow(twin);
 }
+
+void twin_seal(struct twin *twin, uint32_t group, uint64_t value) { add(twin, mark_of(group, value)); }
 
 bool twin_was_sealed(const struct twin *twin, uint32_t group, uint64_t value)
 {
@@ -114,6 +116,13 @@ void twin_forget(struct twin *twin)
 {
     memset(twin->sealed, 0, twin->capacity * sizeof *twin->sealed);
     twin->count = 0;
+}
+
+void twin_add(struct twin *twin, const struct twin *other)
+{
+    for (uint32_t i = 0; i < other->capacity && other->count > 0; i++) {
+        if (other->sealed[i]) add(twin, other->sealed[i]);
+    }
 }
 
 uint32_t twin_first_needed(const struct twin *twin, uint32_t group, uint32_t tokens)

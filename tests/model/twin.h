@@ -57,6 +57,8 @@ void twin_seal(struct twin *twin, uint32_t group, uint64_t value);
 bool twin_was_sealed(const struct twin *twin, uint32_t group, uint64_t value);
 /* A reset: nothing was ever sealed. */
 void twin_forget(struct twin *twin);
+/* All that was sealed in the other one was sealed in this one too. */
+void twin_add(struct twin *twin, const struct twin *other);
 
 /*
  * True when every group was once sealed as far as a prefix of so many blocks needs; `ids` as in `sequence`, with

@@ -613,6 +613,87 @@ static void b47_flips_tears_and_misdirected_writes_are_never_served(void **state
 }
 
 /* A disk that answers everything with an error: no request hangs, and memory alone still serves. */
+/* Every copy from the device fails, and at once: whoever tried again at once would never come to an end. */
+static void b35_a_device_that_fails_every_copy_keeps_nobody_busy(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    world_init(&w, 4, 16);
+    world_open(&w);
+    kvt_gpu_emulated_fault_randomly(w.gpu, KVT_DEVICE_STREAM_STASH, 1000000, 1, KVT_GPU_FAULT_FAIL);
+    for (uint64_t i = 0; i < 8; i++) {
+        text_make(&text, 350 + i, FOUR - 1);
+        (void)world_serve(&w, &text); /* finds its room: what cannot be saved is dropped */
+        world_pump(&w, ROUNDS_MAX);
+    }
+    /* The clock stood still: a few failures, then none before it is time to try again. */
+    assert_true(world_stats(&w).failures > 0);
+    assert_true(world_stats(&w).failures <= 16);
+    world_advance(&w, SECOND);
+    assert_true(world_stats(&w).failures <= 32);
+    kvt_gpu_emulated_fault_randomly(w.gpu, KVT_DEVICE_STREAM_STASH, 0, 1, KVT_GPU_FAULT_NONE);
+    const uint64_t before = world_stats(&w).stashes;
+    world_advance(&w, SECOND);
+    for (uint64_t i = 0; i < 4; i++) {
+        text_make(&text, 360 + i, FOUR - 1);
+        (void)world_serve(&w, &text);
+        world_settle(&w);
+    }
+    assert_true(world_stats(&w).stashes > before); /* it is asked again */
+    world_close(&w);
+}
+
+static void let_time_pass(void *user, uint64_t timeout_ns) { ((struct world *)user)->now_ns += timeout_ns; }
+
+/* Serves texts until a stash waits for the store, which pauses on a full disk. */
+static void make_stashes_wait(struct world *w, uint64_t seed)
+{
+    struct text text;
+    io_faulty_rate(w->image, IO_FAULTY_WRITE, IO_FAULTY_ENOSPC, 1000000);
+    for (uint64_t i = 0; i < 40 && world_core(w)->transfers.waiting_count[KVT_TIER_NVME] == 0; i++) {
+        text_make(&text, seed + i, FOUR - 1);
+        (void)world_serve(w, &text);
+        world_advance(w, SECOND / 16); /* the core tries again before the store does */
+    }
+    assert_true(world_core(w)->transfers.waiting_count[KVT_TIER_NVME] > 0);
+    io_faulty_heal(w->image);
+}
+
+static void b16_a_stash_that_waits_for_the_store_is_not_published_after_a_reset(void **state)
+{
+    (void)state;
+    struct world w;
+    uint64_t kept;
+    world_init(&w, 8, 16);
+    world_add_disk(&w, 16, 8 * KVT_MIB);
+    world_open(&w);
+    make_stashes_wait(&w, 160);
+    const enum kvt_status status = kvt_reset(w.runtime, &kept);
+    assert_true(status == KVT_OK || status == KVT_IO); /* durable or not, nothing is found in this process */
+    for (uint32_t i = 0; i < 40; i++) world_advance(&w, SECOND / 8); /* the pause is over */
+    world_settle(&w);
+    assert_int_equal(world_stats(&w).store_records, 0);
+    world_close(&w);
+}
+
+/* The store pauses on a full disk for longer than the close waits, and transfers queue up before it. */
+static void b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 8, 16);
+    world_add_disk(&w, 16, 8 * KVT_MIB);
+    w.env.pass = let_time_pass;
+    w.config.transfer_deadline_ns = SECOND / 5;
+    world_open(&w);
+    make_stashes_wait(&w, 680);
+    world_shut(&w);
+    assert_int_equal(io_faulty_counters(w.image).in_flight, 0);
+    world_open(&w); /* nobody has the directory any more */
+    world_close(&w);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -660,7 +741,10 @@ int main(void)
         cmocka_unit_test(b32_short_writes_and_a_full_disk_are_never_taken_for_done),
         cmocka_unit_test(b43_short_reads_and_late_completions_expose_no_stale_bytes),
         cmocka_unit_test(b47_flips_tears_and_misdirected_writes_are_never_served),
+        cmocka_unit_test(b35_a_device_that_fails_every_copy_keeps_nobody_busy),
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
+        cmocka_unit_test(b16_a_stash_that_waits_for_the_store_is_not_published_after_a_reset),
+        cmocka_unit_test(b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,7 +220,53 @@ static void b53_extreme_but_possible_values_open(void **state)
     }
 }
 
+/* ---- The host budget --------------------------------------------------------------------------------------------- */
+
+static void b31_the_host_budget_is_taken_once_and_holds_everything(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 16; slots <= 4096; slots *= 4) {
+        for (int has_disk = 0; has_disk < 2; has_disk++) {
+            struct world w, other;
+            world_init(&w, 8, slots);
+            if (has_disk) world_add_disk(&w, slots, 8 * KVT_MIB);
+            world_open(&w);
+            const uint64_t wanted = w.config.host_bytes, chunk = world_core(&w)->host.chunk_bytes;
+            const uint64_t taken = world_stats(&w).tiers[KVT_TIER_HOST].capacity_bytes;
+            assert_true(taken <= wanted);
+            assert_true(taken + chunk > wanted);
+            /* A second one takes its own, and nothing of the first one's. */
+            world_init(&other, 8, slots);
+            world_open(&other);
+            assert_int_equal(world_stats(&w).tiers[KVT_TIER_HOST].capacity_bytes, taken);
+            world_close(&other);
+            world_close(&w);
+        }
+    }
+}
+
 /* ---- Failing allocation ------------------------------------------------------------------------------------------ */
+
+static void a_sequence_without_memory_is_nomem_and_one_too_many_is_full(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 4, 0);
+    w.config.sequences_max = 2;
+    world_open(&w);
+    const struct kvt_seq_params params = { .token_count = 0 };
+    kvt_seq first, second, third;
+    uint64_t reused;
+    kvt_alloc_fail_at(1);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &first, &reused), KVT_NOMEM);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &first, &reused), KVT_OK);
+    kvt_alloc_fail_at(1);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &second), KVT_NOMEM);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &second), KVT_OK);
+    assert_int_equal(kvt_seq_create(w.runtime, &params, &third, &reused), KVT_FULL);
+    assert_int_equal(kvt_seq_fork(w.runtime, first, &third), KVT_FULL);
+    world_close(&w);
+}
 
 /* Each allocation of an open fails once. Returns how many there were. */
 static uint64_t fail_each_allocation(struct world *w)
@@ -485,6 +531,8 @@ static void b50_another_salt_finds_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sequence_without_memory_is_nomem_and_one_too_many_is_full),
+        cmocka_unit_test(b31_the_host_budget_is_taken_once_and_holds_everything),
         cmocka_unit_test(b53_an_impossible_value_is_refused_with_its_field_and_rule),
         cmocka_unit_test(b53_extreme_but_possible_values_open),
         cmocka_unit_test(each_allocation_that_fails_at_open_leaves_nothing_behind),

@@ -169,7 +169,8 @@ struct kernel {
     struct world *world;
     struct kvt_group_shape group;
     uint16_t *slot;
-    uint32_t position, count; /* rows of the block */
+    uint32_t plane_first, plane_count; /* of the block; slot points to the first */
+    uint32_t position, count;          /* rows of the block */
     uint64_t chain[BLOCK_TOKENS];
     bool is_write;
 };
@@ -190,10 +191,10 @@ static void run_kernel(void *user)
     struct kernel *kernel = user;
     const uint32_t row_words = kernel->group.kv_heads * kernel->group.head_dim;
     uint16_t wanted[256];
-    for (uint32_t plane = 0; plane < kernel->group.layers * 2; plane++) {
+    for (uint32_t plane = 0; plane < kernel->plane_count; plane++) {
         for (uint32_t i = 0; i < kernel->count; i++) {
             uint16_t *row = kernel->slot + ((uint64_t)plane * BLOCK_TOKENS + kernel->position + i) * row_words;
-            make_row(kernel->is_write ? row : wanted, row_words, kernel->chain[i], plane);
+            make_row(kernel->is_write ? row : wanted, row_words, kernel->chain[i], kernel->plane_first + plane);
             if (kernel->is_write) continue;
             kernel->world->rows_checked++;
             kernel->world->rows_wrong += memcmp(row, wanted, row_words * sizeof *row) != 0;
@@ -202,21 +203,44 @@ static void run_kernel(void *user)
     kvt_free(kernel);
 }
 
-static void launch(struct world *world, const struct text *text, uint32_t group, uint32_t slot, uint64_t from,
-                   uint64_t count, bool is_write, uint32_t stream)
+/* Launches a kernel like `how` on tokens [from, from + count). */
+static void launch_kernel(const struct kernel *how, const struct text *text, uint64_t from, uint64_t count,
+                          uint32_t stream)
 {
+    struct world *world = how->world;
     struct kernel *kernel = kvt_alloc(1, sizeof *kernel);
     assert_non_null(kernel);
-    *kernel = (struct kernel){ .world = world,
-                               .group = world->config.shape.groups[group],
-                               .slot = kvt_device_slot(world->runtime, group, slot),
-                               .position = (uint32_t)(from % BLOCK_TOKENS),
-                               .count = (uint32_t)count,
-                               .is_write = is_write };
+    *kernel = *how;
+    kernel->position = (uint32_t)(from % BLOCK_TOKENS);
+    kernel->count = (uint32_t)count;
     assert_true(kernel->group.kv_heads * kernel->group.head_dim <= 256);
     memcpy(kernel->chain, text->chain + from, count * sizeof text->chain[0]);
     assert_int_equal(
         kvt_emulated_launch(world->runtime, kvt_emulated_stream(world->runtime, stream), run_kernel, kernel), KVT_OK);
+}
+
+static void launch(struct world *world, const struct text *text, uint32_t group, uint32_t slot, uint64_t from,
+                   uint64_t count, bool is_write, uint32_t stream)
+{
+    const struct kernel how = { .world = world,
+                                .group = world->config.shape.groups[group],
+                                .slot = kvt_device_slot(world->runtime, group, slot),
+                                .plane_count = 2 * world->config.shape.groups[group].layers,
+                                .is_write = is_write };
+    launch_kernel(&how, text, from, count, stream);
+}
+
+void world_check_chunk(struct world *world, const struct text *text, uint32_t layer, uint64_t number, uint32_t chunk,
+                       uint64_t n, uint32_t stream)
+{
+    const struct kvt_group_shape *group = &world->config.shape.groups[0];
+    const uint64_t chunk_words = (uint64_t)2 * BLOCK_TOKENS * group->kv_heads * group->head_dim;
+    const struct kernel how = { .world = world,
+                                .group = *group,
+                                .slot = (uint16_t *)kvt_device_slot(world->runtime, 0, 0) + chunk * chunk_words,
+                                .plane_first = 2 * layer,
+                                .plane_count = 2 };
+    launch_kernel(&how, text, number * BLOCK_TOKENS, kvt_min_u64(BLOCK_TOKENS, n - number * BLOCK_TOKENS), stream);
 }
 
 /* One kernel a block for tokens [from, to) of each group; is_window: only what the next token attends to. */
@@ -279,15 +303,26 @@ enum kvt_room world_resume(struct world *world, kvt_seq seq)
     return room;
 }
 
+void world_wait_layer(struct world *world, kvt_step step, uint32_t group, uint32_t layer, uint32_t stream)
+{
+    assert_int_equal(
+        kvt_step_wait_layer(world->runtime, step, group, layer, kvt_emulated_stream(world->runtime, stream)), KVT_OK);
+}
+
 enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                                 uint64_t *ret_lost_from)
 {
     struct kvt_step_entry entry = { .seq = seq };
     assert_int_equal(kvt_step_begin(world->runtime, &entry, 1, kvt_emulated_stream(world->runtime, stream), ret_step),
                      KVT_OK);
-    assert_int_equal(*ret_step != 0, entry.ready == KVT_READY);
+    assert_int_equal(*ret_step != 0, entry.ready == KVT_READY || entry.ready == KVT_LANDING);
     *ret_lost_from = entry.lost_from;
-    return entry.ready;
+    if (entry.ready != KVT_LANDING) return entry.ready;
+    for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
+        for (uint32_t layer = 0; layer < world->config.shape.groups[g].layers; layer++)
+            world_wait_layer(world, *ret_step, g, layer, stream);
+    }
+    return KVT_READY;
 }
 
 enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,

@@ -110,6 +110,9 @@ enum kvt_room world_resume(struct world *world, kvt_seq seq);
 /* Begins a step with it once it is ready, or ends after ROUNDS_MAX pumps. */
 enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                            uint64_t *ret_lost_from);
+/* In a step: what is submitted to the stream from now on comes after the layer's load. */
+void world_wait_layer(struct world *world, kvt_step step, uint32_t group, uint32_t layer, uint32_t stream);
+/* Once. A sequence that is LANDING counts as ready: the stream then waits for all of its layers. */
 enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                                 uint64_t *ret_lost_from);
 void world_end(struct world *world, kvt_step step);
@@ -117,6 +120,12 @@ void world_end(struct world *world, kvt_step step);
 void world_write(struct world *world, const struct text *text, kvt_seq seq, uint64_t from, uint64_t n, uint32_t stream);
 /* In a step: kernels that compare what attention reads of the first n tokens with what it must be. */
 void world_check(struct world *world, const struct text *text, kvt_seq seq, uint64_t n, uint32_t stream);
+/*
+ * In a step: a kernel that compares one layer of block `number`, at chunk `chunk` (kvt_reader_next), with what tokens
+ * below n must be there.
+ */
+void world_check_chunk(struct world *world, const struct text *text, uint32_t layer, uint64_t number, uint32_t chunk,
+                       uint64_t n, uint32_t stream);
 /*
  * A whole step: room (unless it is reserved already), begin, check what is there, write n more, end; run at once when
  * is_cranked. Fails when it is not ready.

@@ -271,7 +271,7 @@ ASSIGNS = r"\s*(?:(?:[-+|&^]|<<|>>)?=(?!=)|\+\+|--)"
 SINGLE_WRITERS = [
     (("runtime/*", "tools/*"), (), r"[\w\])](?:\.|->)state_bits" + ASSIGNS, ("runtime/block.c", "runtime/block.h"),
      "copy states change in kvt_copy_step() alone"),
-    (("runtime/*",), ("runtime/base/*",), r"[\w\])](?:\.|->)state" + ASSIGNS, ("runtime/block.c", "runtime/transfer.c"),
+    (("runtime/*",), ("runtime/base/*",), r"[\w\])](?:\.|->)state" + ASSIGNS, ("runtime/block.c", "runtime/reader.c", "runtime/transfer.c"),
      "a state changes in the one function that has its edge table"),
 ]
 

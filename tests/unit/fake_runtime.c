@@ -417,6 +417,38 @@ uint32_t kvt_device_slots(struct kvt_runtime *r, uint32_t group)
     (void)group;
     return r->knobs.slots;
 }
+kvt_stream kvt_device_stream(struct kvt_runtime *r, uint32_t i) { return i == 0 ? r : NULL; }
+enum kvt_status kvt_device_read(struct kvt_runtime *r, kvt_stream stream, uint32_t group, uint32_t slot,
+                                uint64_t offset, void *host, uint64_t size_bytes)
+{
+    kvt_emulated_synchronize(r, stream);
+    memcpy(host, (uint8_t *)slot_address(r, group, slot) + offset, size_bytes);
+    return KVT_OK;
+}
+enum kvt_status kvt_device_write(struct kvt_runtime *r, kvt_stream stream, uint32_t group, uint32_t slot,
+                                 uint64_t offset, const void *host, uint64_t size_bytes)
+{
+    kvt_emulated_synchronize(r, stream);
+    memcpy((uint8_t *)slot_address(r, group, slot) + offset, host, size_bytes);
+    return KVT_OK;
+}
+bool kvt_device_wait(struct kvt_runtime *r, kvt_stream stream, uint64_t timeout_ns)
+{
+    (void)timeout_ns;
+    kvt_emulated_synchronize(r, stream);
+    return true;
+}
+void *kvt_host_alloc(struct kvt_runtime *r, size_t size_bytes)
+{
+    (void)r;
+    return kvt_alloc(1, size_bytes);
+}
+void kvt_host_free(struct kvt_runtime *r, void *memory, size_t size_bytes)
+{
+    (void)r;
+    (void)size_bytes;
+    kvt_free(memory);
+}
 kvt_stream kvt_emulated_stream(struct kvt_runtime *r, uint32_t i) { return i == 0 ? r : NULL; }
 
 static void *run_job(void *user)

@@ -315,6 +315,57 @@ static void b13_a_killed_process_leaves_no_memory_and_the_next_start_works(void 
     kvt_host_tier_close(&host);
 }
 
+/* ---- Pinned by a device ---------------------------------------------------------------------- */
+
+enum { PINS_MAX = 16, PINS_REFUSED_FROM = 5 };
+
+struct pins {
+    void *order[PINS_MAX]; /* pinned now, in the order in which they were */
+    uint32_t count, refusals;
+    bool is_refusing;
+};
+
+static bool pin(void *user, void *memory, size_t size_bytes)
+{
+    struct pins *pins = user;
+    assert_int_equal(size_bytes, CHUNK);
+    if (pins->is_refusing && pins->count == PINS_REFUSED_FROM) {
+        pins->refusals++;
+        return false;
+    }
+    pins->order[pins->count++] = memory;
+    return true;
+}
+
+static void unpin(void *user, void *memory, size_t size_bytes)
+{
+    struct pins *pins = user;
+    assert_int_equal(size_bytes, CHUNK);
+    assert_true(pins->count > 0);
+    assert_ptr_equal(memory, pins->order[--pins->count]); /* the last one first */
+}
+
+static void a_device_pins_chunk_after_chunk_and_gets_each_back(void **state)
+{
+    (void)state;
+    for (uint32_t refusing = 0; refusing < 2; refusing++) {
+        struct pins pins = { .is_refusing = refusing != 0 };
+        struct kvt_host_tier_config config = config_of(8 * CHUNK, CHUNK);
+        config.is_pinning_wanted = true;
+        config.pin = (struct kvt_host_pin){ pin, unpin, &pins };
+        struct kvt_env env = kvt_env_default();
+        env.log = count_warning;
+        struct kvt_host_tier *host = open_host(&config, &env);
+        wait_ready(host, 8); /* a refusal keeps no chunk away */
+        const uint32_t pinned = kvt_host_tier_pinned_chunks(host);
+        assert_int_equal(pinned, refusing ? PINS_REFUSED_FROM : 8);
+        kvt_host_tier_close(&host);
+        assert_int_equal(pins.count, 0);
+        assert_int_equal(pins.refusals, refusing); /* asked no more after the first */
+        assert_int_equal(atomic_load(&warnings), refusing);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +378,7 @@ int main(void)
         cmocka_unit_test(b13_a_killed_process_leaves_no_memory_and_the_next_start_works),
         cmocka_unit_test(in_one_thread_all_chunks_are_ready_at_once),
         cmocka_unit_test(impossible_sizes_and_missing_memory_are_refused),
+        cmocka_unit_test(a_device_pins_chunk_after_chunk_and_gets_each_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,6 +91,28 @@ static void a_mooncake_trace_is_read_field_by_field(void **state)
     assert_null(w);
 }
 
+/* Goal: ids of the output make its tokens theirs: a turn that goes on from them shares them, in a block cut by both. */
+static void a_recorded_output_has_the_tokens_of_its_ids(void **state)
+{
+    (void)state;
+    struct kvt_workload *w = read_text(
+        "{\"timestamp\":0,\"input_length\":5,\"output_length\":5,\"hash_ids\":[1,2],\"output_hash_ids\":[3],"
+        "\"session_id\":1,\"turn\":0}\n"
+        "{\"timestamp\":1,\"input_length\":12,\"output_length\":2,\"hash_ids\":[1,2,3],\"output_hash_ids\":[4],"
+        "\"session_id\":1,\"turn\":1}\n"
+        "{\"timestamp\":2,\"input_length\":5,\"output_length\":5,\"hash_ids\":[1,2]}\n");
+    uint32_t first[10], second[14], plain[10];
+    assert_int_equal(w->requests[0].id_count, 2);
+    assert_int_equal(w->requests[0].output_id_count, 1);
+    kvt_workload_tokens(w, 0, 0, 10, first);
+    kvt_workload_tokens(w, 1, 0, 14, second);
+    kvt_workload_tokens(w, 2, 0, 10, plain);
+    assert_memory_equal(first, second, sizeof first);
+    assert_memory_equal(first, plain, 5 * sizeof *plain);                  /* the prompt */
+    for (int i = 5; i < 10; i++) assert_int_not_equal(plain[i], first[i]); /* without ids it is the request's own */
+    kvt_workload_destroy(&w);
+}
+
 static void sessions_are_dense_and_their_turns_in_order(void **state)
 {
     (void)state;
@@ -177,6 +199,14 @@ static const struct {
       ":2: hash_ids has 1 ids: 9 tokens in blocks of 4 take 2 or 3" },
     { GOOD "{\"timestamp\":0,\"input_length\":8,\"output_length\":1,\"hash_ids\":[1,2,3]}",
       ":2: hash_ids has 3 ids: 8 tokens in blocks of 4 take 2 or 2" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2,3],\"output_hash_ids\":7}",
+      ":1: output_hash_ids is 7: an array of whole numbers" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":4,\"hash_ids\":[1,2,3],\"output_hash_ids\":[]}",
+      ":1: output_hash_ids has 0 ids, and hash_ids 3: prompt and output take 1 and 3" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,2],\"output_hash_ids\":[3]}",
+      ":1: output_hash_ids has 1 ids, and hash_ids 2: prompt and output take 0 and 3" },
+    { "{\"timestamp\":0,\"input_length\":9,\"output_length\":4,\"hash_ids\":[1,2,3],\"output_hash_ids\":[-1]}",
+      ":1: an id of output_hash_ids is -1: a whole number, 0 to 18446744073709551614" },
     { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,-2]}",
       ":1: an id of hash_ids is -2: a whole number, 0 to 18446744073709551614" },
     { "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1,18446744073709551616]}",
@@ -654,6 +684,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mooncake_trace_is_read_field_by_field),
+        cmocka_unit_test(a_recorded_output_has_the_tokens_of_its_ids),
         cmocka_unit_test(sessions_are_dense_and_their_turns_in_order),
         cmocka_unit_test(an_azure_trace_is_read_with_its_carriage_returns),
         cmocka_unit_test(requests_max_reads_no_further),

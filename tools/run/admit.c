@@ -6,6 +6,8 @@
 #include "runtime/base/mem.h"
 #include "tools/run/schedule_build.h"
 
+static const char larger_rule[] = "more than the device holds, it takes a larger --hbm, or --stream";
+
 /* ---- Room: an estimate that spares hopeless attempts; the runtime decides ---------------------------------------- */
 
 /* Adds what a sequence of so many tokens claims of each pool. */
@@ -98,18 +100,25 @@ static bool tell_next(struct kvt_schedule *s, const struct kvt_conversation *c)
 bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t now_ns)
 {
     s->result->requests_completed++;
-    if (s->options->on_turn) {
-        const struct kvt_turn turn = {
-            .due_ns = c->due_ns, .first_ns = c->first_ns, .ended_ns = now_ns, .generated = kvt_conversation_generated(c)
-        };
-        s->options->on_turn(s->options->user, &turn);
-    }
+    const struct kvt_turn turn = {
+        .request = c->request,
+        .conversation = (uint32_t)(c - s->conversations.all),
+        .due_ns = kvt_min_u64(c->due_ns, c->begun_ns),
+        .begun_ns = c->begun_ns,
+        .first_ns = c->first_ns,
+        .ended_ns = now_ns,
+        .prompt = c->prompt,
+        .reused = c->reused,
+        .generated = kvt_conversation_generated(c),
+    };
+    KVT_SCHEDULE_TELL(s, on_turn, &turn)
     s->result->tokens_reused += c->reused;
-    for (uint32_t g = 0; g < s->shape->group_count; g++) {
+    const bool is_streamed = is_larger_than_device(s, c->committed); /* and claims what the window takes */
+    for (uint32_t g = 0; g < s->shape->group_count && !is_streamed; g++) {
         s->result->paged_bytes_sum += (double)kvt_engine_blocks_claimed(s->shape, g, c->committed, 0)
             * (double)kvt_group_block_bytes(&s->shape->groups[g], s->shape->block_tokens);
     }
-    s->result->paged_count++;
+    s->result->paged_count += !is_streamed;
     kvt_list_remove(&s->running, c);
     s->room_epoch++;
 
@@ -189,6 +198,7 @@ static void into_batch(struct kvt_schedule *s, struct kvt_conversation *c)
     kvt_list_insert_by_ticket(&s->running, c);
     s->result->running_max = kvt_max_u32(s->result->running_max, s->running.count);
     s->moved_ns = kvt_schedule_now_ns(s);
+    if (c->begun_ns == 0) c->begun_ns = s->moved_ns;
 }
 
 static enum taken resume(struct kvt_schedule *s, struct kvt_conversation *c)
@@ -273,6 +283,18 @@ static enum taken begin_turn(struct kvt_schedule *s, struct kvt_conversation *c)
     return taken;
 }
 
+void kvt_schedule_begin_streamed(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t committed)
+{
+    if (c->is_begun) {
+        kvt_conversation_begin_again(c, committed);
+    } else {
+        const uint64_t had = kvt_conversation_common(&s->conversations, c);
+        kvt_conversation_begin(&s->conversations, c, committed, kvt_max_u64(committed, had));
+        s->result->tokens_prompt += c->prompt;
+    }
+    into_batch(s, c);
+}
+
 static bool admit_parked(struct kvt_schedule *s)
 {
     while (s->parked.count > 0 && s->running.count < s->options->batch) {
@@ -284,8 +306,7 @@ static bool admit_parked(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_list_remove(&s->parked, c);
-            if (!kvt_schedule_refuse(s, c, c->known, "more than the device holds, it takes a larger --hbm"))
-                return false;
+            if (!kvt_schedule_refuse(s, c, c->known, larger_rule)) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }
@@ -302,8 +323,15 @@ bool kvt_schedule_admit(struct kvt_schedule *s)
         struct kvt_conversation *c = kvt_schedule_queue_head(s);
         const struct kvt_request *request = kvt_conversation_request(&s->conversations, c);
         const uint64_t tokens = request->prompt_tokens + request->output_tokens;
+        const bool is_larger = is_larger_than_device(s, tokens);
         enum taken taken = TAKEN_NEVER;
-        if (!is_larger_than_device(s, tokens)) {
+        if (is_larger && s->options->on_larger) {
+            if (s->running.count > 0) return true; /* it runs alone */
+            kvt_schedule_queue_pop(s);
+            if (!s->options->on_larger(s->options->larger_user, s, c)) return false;
+            continue;
+        }
+        if (!is_larger) {
             if (!is_room_for(s, c)) return true;
             taken = begin_turn(s, c);
         }
@@ -312,7 +340,7 @@ bool kvt_schedule_admit(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_schedule_queue_pop(s);
-            if (!kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm")) return false;
+            if (!kvt_schedule_refuse(s, c, tokens, larger_rule)) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }

@@ -275,6 +275,50 @@ uint64_t kvt_content_check_line(const struct kvt_content *content, const struct 
     return check_line(&row, base, row_offset(content, run->group, layer, plane, run->first + i), choice);
 }
 
+/* ---- One layer of a block ---------------------------------------------------------------------------------------- */
+
+uint64_t kvt_content_check_layer(const struct kvt_content *content, const struct kvt_content_run *run, uint32_t layer,
+                                 const uint8_t *chunk)
+{
+    const struct kvt_content_group *group = &content->groups[run->group];
+    KVT_ASSERT(!group->is_state);
+    for (uint32_t plane = 0; plane < group->planes; plane++) {
+        uint64_t offset = row_offset(content, run->group, 0, plane, run->first);
+        for (uint32_t i = 0; i < run->count; i++, offset += group->row_bytes) {
+            const struct row row = run_row(content, run, layer, plane, i);
+            const uint64_t differs = check_row(&row, chunk + offset, 0, group->row_bytes);
+            if (differs != KVT_CONTENT_SAME) return offset + differs;
+        }
+    }
+    return KVT_CONTENT_SAME;
+}
+
+uint64_t kvt_content_check_layer_line(const struct kvt_content *content, const struct kvt_content_run *run,
+                                      uint32_t layer, const uint8_t *chunk)
+{
+    const struct kvt_content_group *group = &content->groups[run->group];
+    KVT_ASSERT(!group->is_state);
+    KVT_ASSERT(run->count > 0);
+    const struct row header = run_row(content, run, layer, 0, 0);
+    const uint64_t header_at = row_offset(content, run->group, 0, 0, run->first);
+    const uint64_t differs = check_row(&header, chunk + header_at, 0, kvt_min_u64(8, group->row_bytes));
+    if (differs != KVT_CONTENT_SAME) return header_at + differs;
+
+    uint64_t choice = kvt_mix64(run->identities[run->count - 1] + run->group + layer);
+    const uint32_t plane = (uint32_t)(choice % group->planes);
+    choice /= group->planes;
+    const uint32_t i = (uint32_t)(choice % run->count);
+    const struct row row = run_row(content, run, layer, plane, i);
+    return check_line(&row, chunk, row_offset(content, run->group, 0, plane, run->first + i), choice / run->count);
+}
+
+void kvt_content_write_row(const struct kvt_content *content, uint32_t group, uint32_t layer, uint32_t plane,
+                           uint64_t position, uint64_t identity, uint8_t *target)
+{
+    const struct row row = row_of(content, group, layer, plane, position, identity);
+    write_row(&row, target);
+}
+
 /* ---- States ------------------------------------------------------------------------------------------------------ */
 
 void kvt_content_write_state(const struct kvt_content *content, uint32_t group, uint64_t identity, uint8_t *base)

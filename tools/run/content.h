@@ -77,6 +77,19 @@ uint64_t kvt_content_check(const struct kvt_content *content, const struct kvt_c
 uint64_t kvt_content_check_line(const struct kvt_content *content, const struct kvt_content_run *run,
                                 const uint8_t *base);
 
+/*
+ * The same two for one layer of a block alone: chunk points to the layer's first byte in memory, wherever that is. The
+ * line is one of that layer's. An offset is one in the layer.
+ */
+uint64_t kvt_content_check_layer(const struct kvt_content *content, const struct kvt_content_run *run, uint32_t layer,
+                                 const uint8_t *chunk);
+uint64_t kvt_content_check_layer_line(const struct kvt_content *content, const struct kvt_content_run *run,
+                                      uint32_t layer, const uint8_t *chunk);
+
+/* Writes one row of one plane of one layer: that of the token at position, of which identity is known. */
+void kvt_content_write_row(const struct kvt_content *content, uint32_t group, uint32_t layer, uint32_t plane,
+                           uint64_t position, uint64_t identity, uint8_t *target);
+
 /* The same three for a state group's block once the token of this identity is in. */
 void kvt_content_write_state(const struct kvt_content *content, uint32_t group, uint64_t identity, uint8_t *base);
 uint64_t kvt_content_check_state(const struct kvt_content *content, uint32_t group, uint64_t identity,

@@ -40,6 +40,7 @@ struct kvt_conversation {
     uint64_t reserved;       /* slots asked for and granted, beyond committed */
     uint64_t committed;
     uint64_t held;     /* highest committed of this stream of tokens: below it, computing is recomputing */
+    uint64_t begun_ns; /* when it first came into the batch; 0: it did not yet */
     uint64_t first_ns; /* when its first output token was there */
     uint64_t reused;   /* leading prompt tokens that this turn has not computed */
     bool is_begun;     /* the fields above are the turn's */

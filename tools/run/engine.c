@@ -11,6 +11,10 @@
 
 enum { SAMPLE_ONE_OF = 16, SLEEP_SLICE_NS = 50 * 1000 * 1000 };
 
+/* Of a step on a device that the CPU cannot touch: what is under way between two waits. At least a block. */
+#define STAGING_BYTES (64 * KVT_MIB)
+#define DEVICE_WAIT_NS (UINT64_C(60) * 1000000000)
+
 /* One group's table of one item: slots are at arena[at .. at + count), of blocks first .. first + count - 1. */
 struct table {
     uint64_t at, first, count;
@@ -19,6 +23,20 @@ struct table {
 struct step_item {
     struct kvt_engine_item item;
     struct table tables[KVT_GROUPS_MAX];
+};
+
+/* How a block is looked at. */
+enum look { LOOK_TOUCH, LOOK_LINE, LOOK_WHOLE };
+
+/* A look at one block of a step. */
+struct sight {
+    const struct step_item *item;
+    bool is_state;
+    struct kvt_content_run run; /* of a state only the group is set */
+    uint64_t identity;          /* of a state */
+    uint64_t block;
+    enum look look;
+    const uint8_t *base; /* where it was copied to; on an emulated device: where it is */
 };
 
 struct kvt_engine {
@@ -38,6 +56,17 @@ struct kvt_engine {
     struct kvt_engine_times times;
     struct kvt_engine_counts counts;
     uint64_t sink; /* what --verify off reads goes somewhere */
+
+    /*
+     * On a device that the CPU cannot touch the step's "kernels" are copies in the order of its stream: what it attends to comes to
+     * staging, what it writes is made there, and what came is compared when the stream is done.
+     */
+    bool is_remote;
+    uint8_t *staging;
+    uint64_t staging_bytes, staging_used;
+    struct sight *sights; /* what has been asked for and is still to be compared */
+    uint32_t sight_count, sight_capacity;
+    enum kvt_status status; /* of the copies */
 
     pthread_mutex_t mutex;
     pthread_cond_t done;
@@ -72,11 +101,22 @@ static enum kvt_status take_slots(struct kvt_engine *engine)
     return KVT_OK;
 }
 
+static enum kvt_status take_staging(struct kvt_engine *engine)
+{
+    engine->staging_bytes = STAGING_BYTES;
+    for (uint32_t g = 0; g < engine->shape->group_count; g++)
+        engine->staging_bytes = kvt_max_u64(
+            engine->staging_bytes, kvt_group_block_bytes(&engine->shape->groups[g], engine->shape->block_tokens));
+    engine->staging = kvt_host_alloc(engine->runtime, engine->staging_bytes);
+    return engine->staging ? KVT_OK : KVT_NOMEM;
+}
+
 enum kvt_status kvt_engine_create(struct kvt_runtime *runtime, const struct kvt_model_shape *shape,
                                   const struct kvt_content *content, const struct kvt_engine_options *options,
                                   struct kvt_engine **ret_engine)
 {
-    const kvt_stream stream = kvt_emulated_stream(runtime, 0);
+    const bool is_remote = !kvt_emulated_stream(runtime, 0);
+    const kvt_stream stream = kvt_device_stream(runtime, 0);
     if (!stream) return KVT_UNSUPPORTED;
     struct kvt_engine *engine = kvt_alloc(1, sizeof *engine);
     if (!engine) return KVT_NOMEM;
@@ -85,6 +125,7 @@ enum kvt_status kvt_engine_create(struct kvt_runtime *runtime, const struct kvt_
     engine->content = content;
     engine->options = options;
     engine->stream = stream;
+    engine->is_remote = is_remote;
     engine->is_done = true;
     (void)pthread_mutex_init(&engine->mutex, NULL);
     pthread_condattr_t attributes;
@@ -93,7 +134,8 @@ enum kvt_status kvt_engine_create(struct kvt_runtime *runtime, const struct kvt_
     (void)pthread_cond_init(&engine->done, &attributes);
     (void)pthread_condattr_destroy(&attributes);
 
-    const enum kvt_status status = take_slots(engine);
+    enum kvt_status status = take_slots(engine);
+    if (status == KVT_OK && is_remote) status = take_staging(engine);
     if (status != KVT_OK) {
         kvt_engine_destroy(&engine);
         return status;
@@ -107,6 +149,9 @@ void kvt_engine_destroy(struct kvt_engine **engine)
     struct kvt_engine *e = *engine;
     if (!e) return;
     KVT_ASSERT(e->is_done);
+    if (e->staging && kvt_device_wait(e->runtime, e->stream, DEVICE_WAIT_NS))
+        kvt_host_free(e->runtime, e->staging, e->staging_bytes);
+    kvt_free(e->sights);
     for (uint32_t g = 0; g < KVT_GROUPS_MAX; g++) kvt_free(e->slots[g]);
     kvt_free(e->items);
     kvt_free(e->arena);
@@ -172,82 +217,150 @@ enum kvt_status kvt_engine_add(struct kvt_engine *engine, const struct kvt_engin
 
 /* ---- The job ----------------------------------------------------------------------------------------------------- */
 
+void kvt_engine_count_mismatch(struct kvt_engine_counts *counts, const struct kvt_mismatch *mismatch)
+{
+    const uint64_t n = counts->mismatches++;
+    if (n < KVT_MISMATCHES_KEPT) counts->kept[n] = *mismatch;
+}
+
+void kvt_engine_counts_add(struct kvt_engine_counts *counts, const struct kvt_engine_counts *more)
+{
+    counts->blocks_checked += more->blocks_checked;
+    counts->lines_checked += more->lines_checked;
+    for (uint64_t i = 0; i < kvt_min_u64(more->mismatches, KVT_MISMATCHES_KEPT); i++)
+        kvt_engine_count_mismatch(counts, &more->kept[i]);
+    if (more->mismatches > KVT_MISMATCHES_KEPT) counts->mismatches += more->mismatches - KVT_MISMATCHES_KEPT;
+}
+
 static void mismatch(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t block,
                      uint64_t offset)
 {
-    const uint64_t n = engine->counts.mismatches++;
-    if (n >= KVT_MISMATCHES_KEPT) return;
-    engine->counts.kept[n] = (struct kvt_mismatch){
-        .request = item->item.request,
-        .group = group,
-        .block = block,
-        .offset = offset,
-    };
+    kvt_engine_count_mismatch(&engine->counts, &(struct kvt_mismatch){ item->item.request, group, block, offset });
 }
 
-/* Address of a block in the step's table, or NULL when the table has no slot for it. */
-static uint8_t *block_address(const struct kvt_engine *engine, const struct step_item *item, uint32_t group,
-                              uint64_t block)
+/* The slot of a block in the step's table, or KVT_NO_SLOT when the table has none for it. */
+static uint32_t block_slot(const struct kvt_engine *engine, const struct step_item *item, uint32_t group,
+                           uint64_t block)
 {
     const struct table *table = &item->tables[group];
-    if (block < table->first) return NULL;
-    if (block - table->first >= table->count) return NULL;
+    if (block < table->first) return KVT_NO_SLOT;
+    if (block - table->first >= table->count) return KVT_NO_SLOT;
     const uint32_t slot = engine->arena[table->at + block - table->first];
-    if (slot >= engine->slot_count[group]) return NULL;
-    return engine->slots[group][slot];
+    return slot < engine->slot_count[group] ? slot : KVT_NO_SLOT;
 }
 
-/* How a block is looked at. */
-enum look { LOOK_TOUCH, LOOK_LINE, LOOK_WHOLE };
-
-static void look_at(struct kvt_engine *engine, const struct step_item *item, const struct kvt_content_run *run,
-                    uint64_t block, enum look look)
+static void compare(struct kvt_engine *engine, const struct sight *sight)
 {
-    const uint8_t *base = block_address(engine, item, run->group, block);
-    if (!base) {
-        mismatch(engine, item, run->group, block, KVT_CONTENT_SAME);
-        return;
-    }
+    const struct kvt_content_run *run = &sight->run;
+    const uint8_t *base = sight->base;
     uint64_t differs = KVT_CONTENT_SAME;
-    switch (look) {
+    switch (sight->look) {
     case LOOK_TOUCH: engine->sink ^= base[0]; break;
     case LOOK_LINE:
         engine->counts.lines_checked++;
-        differs = kvt_content_check_line(engine->content, run, base);
+        differs = sight->is_state ? kvt_content_check_state_line(engine->content, run->group, sight->identity, base)
+                                  : kvt_content_check_line(engine->content, run, base);
         break;
     case LOOK_WHOLE:
         engine->counts.blocks_checked++;
-        differs = kvt_content_check(engine->content, run, base);
+        differs = sight->is_state ? kvt_content_check_state(engine->content, run->group, sight->identity, base)
+                                  : kvt_content_check(engine->content, run, base);
         break;
     }
-    if (differs != KVT_CONTENT_SAME) mismatch(engine, item, run->group, block, differs);
+    if (differs != KVT_CONTENT_SAME) mismatch(engine, sight->item, run->group, sight->block, differs);
+}
+
+/* ---- On a device that the CPU cannot touch ----------------------------------------------------------------------- */
+
+static void note_status(struct kvt_engine *engine, enum kvt_status status)
+{
+    if (engine->status == KVT_OK) engine->status = status;
+}
+
+/* The stream is done: what came is compared, and staging is free again. */
+static void compare_all(struct kvt_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->sight_count; i++) compare(engine, &engine->sights[i]);
+    engine->sight_count = 0;
+    engine->staging_used = 0;
+}
+
+/* Room for one block of the group; what is under way is waited for when there is none. */
+static uint8_t *staging_room(struct kvt_engine *engine, uint32_t group)
+{
+    const uint64_t bytes = kvt_group_block_bytes(&engine->shape->groups[group], engine->shape->block_tokens);
+    if (engine->staging_used + bytes > engine->staging_bytes) {
+        if (!kvt_device_wait(engine->runtime, engine->stream, DEVICE_WAIT_NS)) {
+            note_status(engine, KVT_IO);
+            return NULL;
+        }
+        compare_all(engine);
+    }
+    uint8_t *room = engine->staging + engine->staging_used;
+    engine->staging_used += bytes;
+    return room;
+}
+
+static void copy_sight(struct kvt_engine *engine, struct sight sight, uint32_t slot)
+{
+    const uint32_t group = sight.run.group;
+    if (engine->sight_count == engine->sight_capacity) {
+        const uint32_t capacity = engine->sight_capacity ? 2 * engine->sight_capacity : 64;
+        struct sight *sights = kvt_realloc(engine->sights, capacity, sizeof *sights);
+        if (!sights) {
+            note_status(engine, KVT_NOMEM);
+            return;
+        }
+        engine->sights = sights;
+        engine->sight_capacity = capacity;
+    }
+    uint8_t *room = staging_room(engine, group);
+    if (!room) return;
+    const uint64_t bytes = kvt_group_block_bytes(&engine->shape->groups[group], engine->shape->block_tokens);
+    note_status(engine, kvt_device_read(engine->runtime, engine->stream, group, slot, 0, room, bytes));
+    sight.base = room;
+    engine->sights[engine->sight_count++] = sight;
+}
+
+/* Rows first .. first + count - 1 of every segment of the block at base go to the slot. */
+static void put_rows(struct kvt_engine *engine, uint32_t group, uint32_t slot, const uint8_t *base, uint64_t first,
+                     uint64_t count)
+{
+    const struct kvt_group_shape *shape = &engine->shape->groups[group];
+    const uint64_t bytes = kvt_group_block_bytes(shape, engine->shape->block_tokens);
+    const bool is_whole = shape->kind == KVT_GROUP_STATE || count == engine->shape->block_tokens;
+    const uint64_t row_bytes = kvt_group_row_bytes(shape), segment_bytes = engine->shape->block_tokens * row_bytes;
+    const uint64_t step = is_whole ? bytes : segment_bytes, size = is_whole ? bytes : count * row_bytes;
+    for (uint64_t at = is_whole ? 0 : first * row_bytes; at < bytes; at += step)
+        note_status(engine, kvt_device_write(engine->runtime, engine->stream, group, slot, at, base + at, size));
+}
+
+/* ---- Reading and writing ----------------------------------------------------------------------------------------- */
+
+static void look_at(struct kvt_engine *engine, struct sight sight, uint64_t index)
+{
+    const uint32_t group = sight.run.group, slot = block_slot(engine, sight.item, group, index);
+    if (slot == KVT_NO_SLOT) {
+        mismatch(engine, sight.item, group, sight.block, KVT_CONTENT_SAME);
+    } else if (engine->is_remote) {
+        copy_sight(engine, sight, slot);
+    } else {
+        sight.base = engine->slots[group][slot];
+        compare(engine, &sight);
+    }
 }
 
 /* The state after `tokens` tokens. */
 static void look_at_state(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint64_t tokens,
                           enum look look)
 {
-    const struct table *table = &item->tables[group];
-    const uint8_t *base = block_address(engine, item, group, table->first);
-    const uint64_t identity = item->item.identities[tokens - 1];
-    const uint64_t block = (tokens - 1) / engine->shape->block_tokens;
-    if (!base) {
-        mismatch(engine, item, group, block, KVT_CONTENT_SAME);
-        return;
-    }
-    uint64_t differs = KVT_CONTENT_SAME;
-    switch (look) {
-    case LOOK_TOUCH: engine->sink ^= base[0]; break;
-    case LOOK_LINE:
-        engine->counts.lines_checked++;
-        differs = kvt_content_check_state_line(engine->content, group, identity, base);
-        break;
-    case LOOK_WHOLE:
-        engine->counts.blocks_checked++;
-        differs = kvt_content_check_state(engine->content, group, identity, base);
-        break;
-    }
-    if (differs != KVT_CONTENT_SAME) mismatch(engine, item, group, block, differs);
+    const struct sight sight = { .item = item,
+                                 .is_state = true,
+                                 .run = { .group = group },
+                                 .identity = item->item.identities[tokens - 1],
+                                 .block = (tokens - 1) / engine->shape->block_tokens,
+                                 .look = look };
+    look_at(engine, sight, item->tables[group].first);
 }
 
 static bool is_sampled(const struct kvt_engine *engine, uint64_t identity)
@@ -278,7 +391,8 @@ static void look_at_tokens(struct kvt_engine *engine, const struct step_item *it
             .position = start,
             .identities = item->item.identities + start,
         };
-        look_at(engine, item, &run, block, look_for(engine, is_check, run.identities[run.count - 1]));
+        const enum look look = look_for(engine, is_check, run.identities[run.count - 1]);
+        look_at(engine, (struct sight){ .item = item, .run = run, .block = block, .look = look }, block);
     }
 }
 
@@ -304,6 +418,15 @@ static void look_at_past(struct kvt_engine *engine, const struct step_item *item
     }
 }
 
+/* Where a block's new rows are made: in its slot, or in staging. NULL: it has no slot, or there is no room. */
+static uint8_t *write_base(struct kvt_engine *engine, const struct step_item *item, uint32_t group, uint32_t slot,
+                           uint64_t block)
+{
+    if (slot == KVT_NO_SLOT) mismatch(engine, item, group, block, KVT_CONTENT_SAME);
+    if (slot == KVT_NO_SLOT) return NULL;
+    return engine->is_remote ? staging_room(engine, group) : engine->slots[group][slot];
+}
+
 static void write_tokens(struct kvt_engine *engine, const struct step_item *item, uint32_t group)
 {
     const uint64_t block_tokens = engine->shape->block_tokens;
@@ -318,9 +441,10 @@ static void write_tokens(struct kvt_engine *engine, const struct step_item *item
             .position = position,
             .identities = item->item.identities + position,
         };
-        uint8_t *base = block_address(engine, item, group, block);
+        const uint32_t slot = block_slot(engine, item, group, block);
+        uint8_t *base = write_base(engine, item, group, slot, block);
         if (base) kvt_content_write(engine->content, &run, base);
-        else mismatch(engine, item, group, block, KVT_CONTENT_SAME);
+        if (base && engine->is_remote) put_rows(engine, group, slot, base, first, run.count);
         position += run.count;
     }
 }
@@ -328,9 +452,10 @@ static void write_tokens(struct kvt_engine *engine, const struct step_item *item
 static void write_state(struct kvt_engine *engine, const struct step_item *item, uint32_t group)
 {
     const uint64_t last = item->item.committed + item->item.count - 1;
-    uint8_t *base = block_address(engine, item, group, item->tables[group].first);
+    const uint32_t slot = block_slot(engine, item, group, item->tables[group].first);
+    uint8_t *base = write_base(engine, item, group, slot, last / engine->shape->block_tokens);
     if (base) kvt_content_write_state(engine->content, group, item->item.identities[last], base);
-    else mismatch(engine, item, group, last / engine->shape->block_tokens, KVT_CONTENT_SAME);
+    if (base && engine->is_remote) put_rows(engine, group, slot, base, 0, 1);
 }
 
 static void run_item(struct kvt_engine *engine, const struct step_item *item)
@@ -372,7 +497,15 @@ enum kvt_status kvt_engine_launch(struct kvt_engine *engine)
     KVT_ASSERT(engine->item_count > 0);
     engine->times.launched_ns = now_ns();
     engine->is_done = false;
-    const enum kvt_status status = kvt_emulated_launch(engine->runtime, engine->stream, run_step, engine);
+    enum kvt_status status;
+    if (engine->is_remote) {
+        engine->status = KVT_OK;
+        engine->times.started_ns = engine->times.launched_ns;
+        for (uint32_t i = 0; i < engine->item_count; i++) run_item(engine, &engine->items[i]);
+        status = engine->status;
+    } else {
+        status = kvt_emulated_launch(engine->runtime, engine->stream, run_step, engine);
+    }
     if (status != KVT_OK) {
         engine->is_done = true;
         engine->item_count = 0;
@@ -381,8 +514,22 @@ enum kvt_status kvt_engine_launch(struct kvt_engine *engine)
     return status;
 }
 
+static bool wait_remote(struct kvt_engine *engine, uint64_t timeout_ns, struct kvt_engine_times *ret_times)
+{
+    if (!kvt_device_wait(engine->runtime, engine->stream, timeout_ns)) return false;
+    compare_all(engine);
+    if (engine->options->step_ns > 0) sleep_until(engine, engine->times.started_ns + engine->options->step_ns);
+    engine->times.ended_ns = now_ns();
+    engine->is_done = true;
+    engine->item_count = 0;
+    engine->arena_count = 0;
+    *ret_times = engine->times;
+    return true;
+}
+
 bool kvt_engine_wait(struct kvt_engine *engine, uint64_t timeout_ns, struct kvt_engine_times *ret_times)
 {
+    if (engine->is_remote) return wait_remote(engine, timeout_ns, ret_times);
     const struct timespec until = timespec_of(now_ns() + timeout_ns);
     (void)pthread_mutex_lock(&engine->mutex);
     int error = 0;

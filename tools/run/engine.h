@@ -7,6 +7,9 @@
  * over. The job runs asynchronously, as a kernel would: the caller commits and ends the step while it is still running,
  * and then waits for it as an engine waits for its sampled tokens.
  *
+ * On a CUDA device the job is a row of copies on the stream: what the step attends to comes to pinned memory and is compared when
+ * the step is waited for, and new rows are made there and copied to their slots.
+ *
  * Owns:    the arrays of one step, grown to the largest step seen.
  * Thread:  one caller; the job runs on the stream's thread between launch and wait, when the caller does not touch it.
  * Fails:   NOMEM, and what the runtime's calls return.
@@ -58,9 +61,14 @@ struct kvt_engine_counts {
     struct kvt_mismatch kept[KVT_MISMATCHES_KEPT]; /* the first ones */
 };
 
+/* Counts a mismatch, and keeps it while there is room. */
+void kvt_engine_count_mismatch(struct kvt_engine_counts *counts, const struct kvt_mismatch *mismatch);
+/* Adds what another one found. */
+void kvt_engine_counts_add(struct kvt_engine_counts *counts, const struct kvt_engine_counts *more);
+
 struct kvt_engine;
 
-/* runtime, content and options are borrowed until destroy. UNSUPPORTED: not an emulated device. */
+/* runtime, content and options are borrowed until destroy. UNSUPPORTED: the device gives no stream. */
 KVT_NODISCARD enum kvt_status kvt_engine_create(struct kvt_runtime *runtime, const struct kvt_model_shape *shape,
                                                 const struct kvt_content *content,
                                                 const struct kvt_engine_options *options,

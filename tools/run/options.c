@@ -18,6 +18,8 @@
 #define PREFILL_DEFAULT 2048
 #define SPEED_MOST 1e9
 #define MS_MOST 86400000.0
+#define CONTEXT_TOKENS_LEAST 64
+#define CONTEXT_TOKENS_MOST ((uint64_t)1 << 24)
 
 enum option_key {
     OPTION_TRACE = 0x100,
@@ -45,7 +47,11 @@ enum option_key {
     OPTION_PREFILL,
     OPTION_THINK,
     OPTION_SEED,
+    OPTION_TRACE_OUT,
+    OPTION_RECORD,
     OPTION_METRICS,
+    OPTION_CONTEXT,
+    OPTION_STREAM,
     OPTION_JSON
 };
 
@@ -58,6 +64,8 @@ static const struct argp_option option_table[] = {
       "workload 120 to 256, by its kind)",
       1 },
     { "seed", OPTION_SEED, "N", 0, "of the generated workload and of the tokens (default 0)", 1 },
+    { "context-tokens", OPTION_CONTEXT, "N", 0,
+      "of a generated workload: tokens of its longest contexts, about (default: as the generator has it)", 1 },
     { "think-ms", OPTION_THINK, "N", 0,
       "pause between the turns of a session: the generator's mean, or of every turn of a "
       "trace (default: as the generator or the trace has it)",
@@ -105,8 +113,16 @@ static const struct argp_option option_table[] = {
       3 },
     { "verify", OPTION_VERIFY, "HOW", 0,
       "check blocks that come back, and all at the end: full (default), sample: 1 of 16, off", 3 },
+    { "trace-out", OPTION_TRACE_OUT, "FILE", 0,
+      "write steps, stalls, transfers and sequences as a trace that Perfetto and Chrome show", 3 },
+    { "record", OPTION_RECORD, "FILE", 0,
+      "write the requests as a trace that run and sim replay (with the same --block-tokens)", 3 },
     { "metrics", OPTION_METRICS, "FILE", 0,
       "write the metrics to FILE once a second, as OpenMetrics text: kvtier top FILE shows them", 3 },
+    { "stream", OPTION_STREAM, NULL, 0,
+      "a request that is larger than the device is not refused: its blocks pass through a window of "
+      "device slots, layer by layer, and are attended to in pieces",
+      3 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 3 },
     { 0 }
 };
@@ -152,6 +168,13 @@ static error_t read_rate(const struct argp_state *state, const char *option, con
 {
     const char *rule = kvt_parse_rate(value, ret_bytes_per_s);
     return rule ? refuse(state, option, value, rule) : 0;
+}
+
+static error_t read_path(const struct argp_state *state, const char *option, char *value, const char **ret_path)
+{
+    if (value[0] == '\0') return refuse(state, option, value, "the file to write");
+    *ret_path = value;
+    return 0;
 }
 
 /* The place of value in `names`, which ends with NULL. */
@@ -237,6 +260,10 @@ static error_t read_workload(int key, char *value, const struct argp_state *stat
         options->workload.requests_max = (uint32_t)n;
         break;
     case OPTION_SEED: error = read_count(state, "--seed", value, 0, UINT64_MAX, &options->workload.seed); break;
+    case OPTION_CONTEXT:
+        error = read_count(state, "--context-tokens", value, CONTEXT_TOKENS_LEAST, CONTEXT_TOKENS_MOST,
+                           &options->workload.context_tokens);
+        break;
     case OPTION_THINK: error = read_ms(state, "--think-ms", value, &options->pause_ns); break;
     case OPTION_SPEED: {
         const char *rule = kvt_parse_decimal(value, 1 / SPEED_MOST, SPEED_MOST, &options->speed);
@@ -278,11 +305,41 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
         error = read_count(state, "--prefill-chunk", value, 1, UINT32_MAX, &options->prefill_chunk);
         break;
     case OPTION_STEP: error = read_ms(state, "--step-ms", value, &options->step_ns); break;
+    case OPTION_TRACE_OUT: error = read_path(state, "--trace-out", value, &options->trace_out); break;
+    case OPTION_RECORD: error = read_path(state, "--record", value, &options->record); break;
     case OPTION_METRICS: asked->options->metrics_path = value; return 0;
+    case OPTION_STREAM: options->is_streaming = true; break;
     case OPTION_JSON: options->is_json = true; break;
     default: return ARGP_ERR_UNKNOWN;
     }
     return error;
+}
+
+/* True when every group has attention that the kernel knows. Otherwise one line says why not. */
+static bool is_attendable(const struct kvt_model_shape *shape, char *ret_error, uint32_t error_bytes)
+{
+    for (uint32_t g = 0; g < shape->group_count; g++) {
+        const struct kvt_group_shape *group = &shape->groups[g];
+        if (group->kind == KVT_GROUP_STATE) {
+            (void)snprintf(ret_error, error_bytes, "group %u has a state: full and window groups are attended to", g);
+            return false;
+        }
+        if (group->dtype != KVT_DTYPE_BF16 && group->dtype != KVT_DTYPE_FP16 && group->dtype != KVT_DTYPE_FP32) {
+            (void)snprintf(ret_error, error_bytes, "group %u has dtype %s: bf16, fp16 or fp32 is attended to", g,
+                           kvt_dtype_name(group->dtype));
+            return false;
+        }
+    }
+    return true;
+}
+
+static error_t check_stream(const struct argp_state *state, const struct kvt_run_options *options)
+{
+    char error[128];
+    if (!options->is_streaming) return 0;
+    if (is_attendable(&options->model.shape, error, sizeof error)) return 0;
+    (void)kvt_usage_error(state->argv[0], "--stream: %s", error);
+    return EINVAL;
 }
 
 /* What only the whole command line tells. */
@@ -321,7 +378,11 @@ static error_t put_together(const struct argp_state *state, struct asked *asked)
         (void)kvt_usage_error(state->argv[0], "%s: %s", asked->model ? "--model" : "--shape", error);
         return EINVAL;
     }
-    return 0;
+    if (is_trace && options->workload.context_tokens > 0) {
+        (void)kvt_usage_error(state->argv[0], "--context-tokens is for --workload only");
+        return EINVAL;
+    }
+    return check_stream(state, options);
 }
 
 static error_t read_option(int key, char *value, struct argp_state *state)
@@ -362,8 +423,7 @@ struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)
     struct kvt_config config = kvt_config_default();
     config.shape = options->model.shape;
     config.model = options->model_text;
-    /* The run's model has kernels for the emulated device; what it cannot run on is not chosen for it. */
-    config.device = options->device == KVT_DEVICE_AUTO ? KVT_DEVICE_EMULATED : options->device;
+    config.device = options->device;
     config.device_bytes = options->hbm_bytes;
     config.host_bytes = options->host_bytes;
     config.nvme_path = options->nvme_path[0] ? options->nvme_path : NULL;

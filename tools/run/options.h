@@ -39,7 +39,9 @@ struct kvt_run_options {
     uint64_t pause_ns;                                    /* UINT64_MAX: not asked for */
     uint32_t batch;
     uint64_t prefill_chunk;
+    const char *trace_out, *record; /* files to write; NULL: none */
     const char *metrics_path; /* NULL: none */
+    bool is_streaming;        /* requests larger than the device are streamed */
     bool is_json;
 };
 

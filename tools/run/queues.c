@@ -99,6 +99,7 @@ void kvt_schedule_wait_for_turn(struct kvt_schedule *s, struct kvt_conversation 
 {
     c->state = KVT_CONVERSATION_WAITING;
     c->is_begun = false;
+    c->begun_ns = c->first_ns = 0;
     c->due_ns = due_ns(s, kvt_conversation_request(&s->conversations, c), ended_ns);
     if (c->seq != 0) idle_insert(&s->idle, c);
     if (s->options->arrival != KVT_ARRIVAL_SEQUENTIAL) heap_insert(&s->waiting, c);

@@ -121,6 +121,23 @@ static void put_work(struct json_object *root, const struct kvt_report *report)
     put(verify, "mismatches", report->checks->mismatches);
 }
 
+static void put_stream(struct json_object *root, const struct kvt_stream_counts *stream)
+{
+    struct json_object *object = put_object(root, "stream");
+    put(object, "requests", stream->requests);
+    put(object, "tokens_max", stream->tokens_max);
+    put(object, "bytes_max", stream->bytes_max);
+    put(object, "window_slots", stream->slots_max);
+    put(object, "passes", stream->passes);
+    put(object, "pieces", stream->pieces);
+    put(object, "chunks", stream->chunks);
+    put(object, "chunks_verified", stream->chunks_verified);
+    put(object, "results_compared", stream->results);
+    char text[32];
+    (void)snprintf(text, sizeof text, "%.3e", stream->error_max);
+    (void)json_object_object_add(object, "error_max", json_object_new_double_s(stream->error_max, text));
+}
+
 static void put_tiers(struct json_object *root, const struct kvt_report *report)
 {
     struct json_object *tiers = json_object_new_array();
@@ -159,6 +176,7 @@ static void put_steps(struct json_object *root, const struct kvt_report *report)
     put(steps, "sequences_max", run->running_max);
     put(steps, "parked", run->parked);
     put(steps, "given_up", run->given_up);
+    kvt_latencies_put(report->latencies, root);
 }
 
 static void put_stores(struct json_object *root, const struct kvt_report *report)
@@ -230,6 +248,7 @@ enum kvt_status kvt_report_print_json(const struct kvt_report *report, FILE *str
     (void)json_object_object_add(root, "interrupted",
                                  json_object_new_boolean(report->run->outcome == KVT_OUTCOME_INTERRUPTED));
     put_work(root, report);
+    if (report->stream) put_stream(root, report->stream);
     put_tiers(root, report);
     put_steps(root, report);
     put_stores(root, report);
@@ -283,6 +302,15 @@ static void print_steps(const struct kvt_report *report, FILE *stream)
     (void)fprintf(stream, "%s\n", stalled > 0 ? ")" : "");
 }
 
+static void print_latencies(const struct kvt_report *report, FILE *stream)
+{
+    const struct kvt_latencies *latencies = report->latencies;
+    if (latencies->turn_count == 0) return;
+    (void)fprintf(stream, "  latency     first token after %.1f ms (p99 %.1f), later ones %.2f ms apart (p99 %.2f)\n",
+                  kvt_latencies_first_ms(latencies, 0.5), kvt_latencies_first_ms(latencies, 0.99),
+                  kvt_latencies_token_ms(latencies, 0.5), kvt_latencies_token_ms(latencies, 0.99));
+}
+
 static void print_sizes(const struct kvt_report *report, FILE *stream)
 {
     const struct kvt_stats *stats = &report->stats;
@@ -309,10 +337,28 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
                   kvt_format_count(memory.max_length_tokens).text);
 }
 
+static void print_stream(const struct kvt_stream_counts *stream, FILE *file)
+{
+    if (stream->requests == 0) {
+        (void)fprintf(file, "  streamed    no request: all fit the device\n");
+        return;
+    }
+    (void)fprintf(file, "  streamed    %s requests, the longest of %s tokens and %s, through %s device slots\n",
+                  kvt_format_count(stream->requests).text, kvt_format_count(stream->tokens_max).text,
+                  kvt_format_bytes(stream->bytes_max).text, kvt_format_count(stream->slots_max).text);
+    (void)fprintf(file, "              %s layers of blocks read in %s pieces, %s of them verified wholly\n",
+                  kvt_format_count(stream->chunks).text, kvt_format_count(stream->pieces).text,
+                  kvt_format_count(stream->chunks_verified).text);
+    if (stream->results == 0) return;
+    (void)fprintf(file,
+                  "  attention   %s results in pieces compared with all at once, largest error %.1e (at most %.0e)\n",
+                  kvt_format_count(stream->results).text, stream->error_max, KVT_STREAM_ERROR_MAX);
+}
+
 void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
 {
     const struct kvt_schedule_result *run = report->run;
-    (void)fprintf(stream, "%s of %s on an %s device%s: %.1f s\n", report->workload->name, report->model, report->device,
+    (void)fprintf(stream, "%s of %s on the %s device%s: %.1f s\n", report->workload->name, report->model, report->device,
                   run->outcome == KVT_OUTCOME_INTERRUPTED ? ", interrupted" : "", report->seconds);
     (void)fprintf(stream, "  requests    %s of %s completed, %s failed\n",
                   kvt_format_count(run->requests_completed).text, kvt_format_count(run->requests).text,
@@ -324,8 +370,10 @@ void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
                   kvt_format_count(report->checks->blocks_checked).text,
                   kvt_format_count(report->checks->lines_checked).text,
                   kvt_format_count(report->checks->mismatches).text);
+    if (report->stream) print_stream(report->stream, stream);
     print_tiers(report, stream);
     print_steps(report, stream);
+    print_latencies(report, stream);
     print_sizes(report, stream);
 }
 

@@ -13,7 +13,9 @@
 #include "kvtier/kvtier.h"
 #include "runtime/base/status.h"
 #include "tools/run/engine.h"
+#include "tools/run/latencies.h"
 #include "tools/run/schedule.h"
+#include "tools/run/stream.h"
 #include "tools/workload/workload.h"
 
 struct kvt_report {
@@ -23,8 +25,10 @@ struct kvt_report {
     const char *device;
     const struct kvt_schedule_result *run;
     const struct kvt_engine_counts *checks;
-    struct kvt_stats stats; /* taken when the run ended */
-    uint64_t du_bytes;      /* blocks of the store's files, as the file system counts them; 0: no store */
+    const struct kvt_stream_counts *stream; /* NULL: nothing is streamed */
+    const struct kvt_latencies *latencies; /* sorted */
+    struct kvt_stats stats;                /* taken when the run ended */
+    uint64_t du_bytes; /* blocks of the store's files, as the file system counts them; 0: no store */
     double seconds;
     bool has_host, has_store;
 };

@@ -98,12 +98,19 @@ static bool give_up_when_late(struct kvt_schedule *s, uint64_t now_ns)
     return kvt_schedule_give_up_one(s, &is_given);
 }
 
-/* Waits for the runtime once; the time since the last mark is a stall of this cause. False: the run ends. */
-static bool wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
+static void count_stall(struct kvt_schedule *s, enum kvt_stall_cause cause, uint64_t from_ns, uint64_t to_ns)
 {
-    (void)kvt_wait(s->runtime, WAIT_SLICE_NS);
+    s->result->stall_ns[cause] += to_ns - from_ns;
+    KVT_SCHEDULE_TELL(s, on_stall, cause, from_ns, to_ns)
+}
+
+bool kvt_schedule_wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause)
+{
+    const uint64_t until_ns = kvt_schedule_now_ns(s) + WAIT_SLICE_NS;
+    /* On a model's clock a wait also ends where time stops without news: causes are looked at when there is some. */
+    while (!kvt_wait(s->runtime, WAIT_SLICE_NS) && s->options->calls && kvt_schedule_now_ns(s) < until_ns) continue;
     const uint64_t now = kvt_schedule_now_ns(s);
-    s->result->stall_ns[cause] += now - s->mark_ns;
+    count_stall(s, cause, s->mark_ns, now);
     s->mark_ns = now;
     if (kvt_schedule_is_interrupted(s)) {
         s->result->outcome = KVT_OUTCOME_INTERRUPTED;
@@ -195,8 +202,9 @@ static enum reserved refuse_running(struct kvt_schedule *s, struct kvt_conversat
 {
     unplan(s, c);
     kvt_list_remove(&s->running, c);
-    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm") ? RESERVED_REPLAN
-                                                                                                    : RESERVED_RUN_ENDS;
+    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm, or --stream")
+        ? RESERVED_REPLAN
+        : RESERVED_RUN_ENDS;
 }
 
 /* Asks for the slots that the plan's sequences still lack. */
@@ -232,7 +240,7 @@ static enum reserved reserve_plan(struct kvt_schedule *s)
 /* What asking for the step came to. */
 enum begun { BEGUN_ALL, BEGUN_SOME, BEGUN_NONE, BEGUN_LOST, BEGUN_RUN_ENDS };
 
-static bool lose(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t lost_from)
+bool kvt_schedule_lose(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t lost_from)
 {
     const uint64_t target = kvt_min_u64(lost_from, c->committed);
     const uint64_t tail = target % s->shape->block_tokens;
@@ -259,7 +267,7 @@ static enum begun lose_lost(struct kvt_schedule *s, uint32_t n, kvt_step step)
         if (s->entries[i].ready != KVT_LOST) continue;
         for (uint32_t p = 0; p < s->plan_count; p++) {
             struct kvt_conversation *c = s->plan[p].conversation;
-            if (c->seq == s->entries[i].seq && !lose(s, c, s->entries[i].lost_from)) return BEGUN_RUN_ENDS;
+            if (c->seq == s->entries[i].seq && !kvt_schedule_lose(s, c, s->entries[i].lost_from)) return BEGUN_RUN_ENDS;
         }
     }
     s->moved_ns = kvt_schedule_now_ns(s);
@@ -337,7 +345,7 @@ static enum made make_ready(struct kvt_schedule *s, bool *is_stalled, kvt_step *
         const enum kvt_stall_cause cause = stall_cause(s, reserved);
         if (begun == BEGUN_SOME && !end_step(s, step)) return MADE_RUN_ENDS;
         *is_stalled = true;
-        if (!wait_stalled(s, cause)) return MADE_RUN_ENDS;
+        if (!kvt_schedule_wait_stalled(s, cause)) return MADE_RUN_ENDS;
     }
 }
 
@@ -418,6 +426,8 @@ static void sample_memory(struct kvt_schedule *s)
     if (s->result->steps % STATS_EVERY != 1) return;
     struct kvt_stats stats;
     kvt_stats(s->runtime, &stats);
+    const uint64_t now_ns = kvt_schedule_now_ns(s);
+    KVT_SCHEDULE_TELL(s, on_sample, now_ns, &stats)
     if (stats.slot_tokens == 0) return;
     s->result->used_ratio_sum += (double)stats.used_tokens / (double)stats.slot_tokens;
     s->result->used_ratio_count++;
@@ -432,7 +442,7 @@ static void account_step(struct kvt_schedule *s, const struct kvt_engine_times *
         has_fetched = has_fetched || (s->plan[i].is_ready && s->plan[i].conversation->is_back);
     }
     if (has_fetched && gap > STREAM_GAP_NS) {
-        s->result->stall_ns[KVT_STALL_HOST_LINK] += gap;
+        count_stall(s, KVT_STALL_HOST_LINK, times->launched_ns, times->started_ns);
         is_stalled = true;
     }
     const uint64_t took = times->ended_ns - times->started_ns;
@@ -440,6 +450,24 @@ static void account_step(struct kvt_schedule *s, const struct kvt_engine_times *
     s->result->step_ns_sum += took;
     s->result->steps++;
     s->result->steps_stalled += is_stalled;
+    if (!s->options->watches) return;
+    struct kvt_step_record step = { .started_ns = times->started_ns, .ended_ns = times->ended_ns };
+    for (uint32_t i = 0; i < s->plan_count; i++) {
+        if (!s->plan[i].is_ready) continue;
+        step.sequences++;
+        step.tokens += s->plan[i].count;
+    }
+    KVT_SCHEDULE_TELL(s, on_step, &step)
+}
+
+bool kvt_schedule_advance_one(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t n, uint64_t now_ns)
+{
+    const uint64_t generated = kvt_conversation_generated(c);
+    s->result->tokens_recomputed += kvt_conversation_advance(c, n);
+    s->result->tokens_computed += n;
+    s->result->tokens_generated += kvt_conversation_generated(c) - generated;
+    if (generated == 0 && kvt_conversation_generated(c) > 0) c->first_ns = now_ns;
+    return !kvt_conversation_is_turn_over(c) || kvt_schedule_end_turn(s, c, now_ns);
 }
 
 /* Moves every sequence of the step on. False: the run ends. */
@@ -447,13 +475,7 @@ static bool advance(struct kvt_schedule *s, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < s->plan_count; i++) {
         if (!s->plan[i].is_ready) continue;
-        struct kvt_conversation *c = s->plan[i].conversation;
-        const uint64_t generated = kvt_conversation_generated(c);
-        s->result->tokens_recomputed += kvt_conversation_advance(c, s->plan[i].count);
-        s->result->tokens_computed += s->plan[i].count;
-        s->result->tokens_generated += kvt_conversation_generated(c) - generated;
-        if (generated == 0 && kvt_conversation_generated(c) > 0) c->first_ns = now_ns;
-        if (kvt_conversation_is_turn_over(c) && !kvt_schedule_end_turn(s, c, now_ns)) return false;
+        if (!kvt_schedule_advance_one(s, s->plan[i].conversation, s->plan[i].count, now_ns)) return false;
     }
     return true;
 }
@@ -517,7 +539,7 @@ static void run(struct kvt_schedule *s)
         if (s->running.count > 0) {
             if (!step_once(s)) return;
         } else if (s->is_room_pending) {
-            if (!wait_stalled(s, KVT_STALL_NO_SLOT)) return;
+            if (!kvt_schedule_wait_stalled(s, KVT_STALL_NO_SLOT)) return;
         } else if (s->queued.count + s->parked.count == 0) {
             if (s->options->arrival == KVT_ARRIVAL_SEQUENTIAL) {
                 if (s->next_request == s->conversations.workload->request_count) return;

@@ -40,9 +40,30 @@ struct kvt_step_calls {
     bool (*wait)(void *user, uint64_t timeout_ns, struct kvt_engine_times *ret_times);
 };
 
+struct kvt_schedule;
+struct kvt_conversation;
+
 /* When things happened to a turn, on the run's clock. */
 struct kvt_turn {
-    uint64_t due_ns, first_ns, ended_ns, generated;
+    uint32_t request, conversation; /* which; conversations are numbered in the order of their first requests */
+    uint64_t due_ns, begun_ns, first_ns, ended_ns; /* first_ns: 0 when nothing was generated */
+    uint64_t prompt, reused, generated;
+};
+
+struct kvt_step_record {
+    uint64_t started_ns, ended_ns; /* on the device */
+    uint32_t sequences;
+    uint64_t tokens; /* that it computed */
+};
+
+/* Who wants to know what happens, as it happens, in the schedule's thread. Members may be NULL. */
+struct kvt_schedule_watch {
+    void (*on_step)(void *user, const struct kvt_step_record *step);
+    /* a wait that counts as a stall; all of them together are stall_ns */
+    void (*on_stall)(void *user, enum kvt_stall_cause cause, uint64_t from_ns, uint64_t to_ns);
+    void (*on_sample)(void *user, uint64_t now_ns, const struct kvt_stats *stats); /* every few steps */
+    void (*on_turn)(void *user, const struct kvt_turn *turn);                      /* a turn was completed */
+    void *user;
 };
 
 struct kvt_schedule_options {
@@ -60,10 +81,16 @@ struct kvt_schedule_options {
     uint64_t stuck_ns;   /* 0: 60 s */
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
-    void (*on_refused)(void *user, const char *line);         /* one line about a request that failed; NULL: none */
-    void (*on_turn)(void *user, const struct kvt_turn *turn); /* a turn was completed; NULL: none */
+    void (*on_refused)(void *user, const char *line); /* one line about a request that failed; NULL: none */
+    /*
+     * Runs the whole turn of a request that is larger than the device, with nothing else in the batch (stream.h). False:
+     * the run ends. NULL: such requests are refused.
+     */
+    bool (*on_larger)(void *larger_user, struct kvt_schedule *schedule, struct kvt_conversation *conversation);
+    void *larger_user;
     void *user;
-    const struct kvt_env *env;          /* whose clock is the run's; NULL: CLOCK_MONOTONIC. Borrowed */
+    const struct kvt_schedule_watch *const *watches; /* ended by NULL; NULL: nobody. Borrowed */
+    const struct kvt_env *env;                       /* whose clock is the run's; NULL: CLOCK_MONOTONIC. Borrowed */
     const struct kvt_step_calls *calls; /* what computes the steps in place of the engine; NULL: the engine does */
     void *calls_user;
 };

@@ -57,8 +57,23 @@ struct kvt_schedule {
     uint64_t told_ns; /* when look-ahead was last told */
 };
 
+/* Calls a member of each watch that has it. */
+#define KVT_SCHEDULE_TELL(s, member, ...)                                                                       \
+    for (const struct kvt_schedule_watch *const *watch_ = (s)->options->watches; watch_ && *watch_; watch_++) { \
+        if ((*watch_)->member) (*watch_)->member((*watch_)->user, __VA_ARGS__);                                 \
+    }
+
 uint64_t kvt_schedule_now_ns(const struct kvt_schedule *s);
 bool kvt_schedule_is_interrupted(const struct kvt_schedule *s);
+
+/* Waits for the runtime once; the time since the last mark is a stall of this cause. False: the run ends. */
+bool kvt_schedule_wait_stalled(struct kvt_schedule *s, enum kvt_stall_cause cause);
+
+/* Cuts what was lost, with no step open. False: the run ends. */
+bool kvt_schedule_lose(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t lost_from);
+
+/* The sequence has computed n more tokens. False: the run ends. */
+bool kvt_schedule_advance_one(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t n, uint64_t now_ns);
 
 /* Ends the run with an error: the call's name and its status. Always false, for `return`. */
 bool kvt_schedule_fail(struct kvt_schedule *s, const char *call, enum kvt_status status);
@@ -104,6 +119,9 @@ bool kvt_schedule_give_up_one(struct kvt_schedule *s, bool *ret_is_given);
 
 /* The turn's request fails by name, and with it the later turns of its session. False: the run ends. */
 bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t tokens, const char *rule);
+
+/* A turn that was taken from the queue begins in a sequence that has `committed` of its tokens, and is in the batch. */
+void kvt_schedule_begin_streamed(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t committed);
 
 /* The turn is over: idle until the next one, or finished. False: the run ends. */
 bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t now_ns);

@@ -42,8 +42,10 @@ static uint32_t number_of(struct numbers *numbers, uint64_t key)
     return numbers->numbers[at] - 1;
 }
 
-static uint64_t blocks_of(const struct kvt_workload *workload, const struct kvt_request *request)
+/* is_context: the output's blocks as well. */
+static uint64_t blocks_of(const struct kvt_workload *workload, const struct kvt_request *request, bool is_context)
 {
+    if (is_context) return (request->prompt_tokens + request->output_tokens) / workload->block_tokens;
     return request->ids ? request->id_count : request->prompt_tokens / workload->block_tokens;
 }
 
@@ -61,15 +63,16 @@ static uint64_t chain(const struct kvt_workload *workload, uint32_t request, uin
     return key;
 }
 
-static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workload, struct numbers *numbers)
+static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workload, bool is_context,
+                 struct numbers *numbers)
 {
     uint32_t at = 0;
     for (uint32_t r = 0; r < workload->request_count; r++) {
         const struct kvt_request *request = &workload->requests[r];
-        const uint64_t count = blocks_of(workload, request);
+        const uint64_t count = blocks_of(workload, request, is_context);
         uint64_t key = 0;
         for (uint64_t i = 0; i < count; i++) {
-            key = request->ids ? request->ids[i] : chain(workload, r, i, key);
+            key = request->ids && !is_context ? request->ids[i] : chain(workload, r, i, key);
             accesses->blocks[at++] = number_of(numbers, key);
         }
         accesses->request_ends[r] = at;
@@ -85,12 +88,13 @@ static void fill(struct kvt_accesses *accesses, const struct kvt_workload *workl
     accesses->block_count = numbers->count;
 }
 
-enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+static enum kvt_status init(struct kvt_accesses *accesses, const struct kvt_workload *workload, bool is_context)
 {
     *accesses = (struct kvt_accesses){ 0 };
     if (!workload) return KVT_OK;
     uint64_t count = 0;
-    for (uint32_t r = 0; r < workload->request_count; r++) count += blocks_of(workload, &workload->requests[r]);
+    for (uint32_t r = 0; r < workload->request_count; r++)
+        count += blocks_of(workload, &workload->requests[r], is_context);
     if (count > KVT_ACCESSES_MAX) return KVT_INVAL;
 
     accesses->access_count = (uint32_t)count;
@@ -102,9 +106,19 @@ enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kv
     struct numbers numbers;
     enum kvt_status status = numbers_init(&numbers, count);
     if (!accesses->blocks || !accesses->request_ends || !accesses->infos) status = KVT_NOMEM;
-    if (status == KVT_OK) fill(accesses, workload, &numbers);
+    if (status == KVT_OK) fill(accesses, workload, is_context, &numbers);
     numbers_done(&numbers);
     return status;
+}
+
+enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+{
+    return init(accesses, workload, false);
+}
+
+enum kvt_status kvt_accesses_init_contexts(struct kvt_accesses *accesses, const struct kvt_workload *workload)
+{
+    return init(accesses, workload, true);
 }
 
 void kvt_accesses_done(struct kvt_accesses *accesses)

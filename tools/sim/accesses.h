@@ -38,6 +38,9 @@ struct kvt_accesses {
  * fine.
  */
 KVT_NODISCARD enum kvt_status kvt_accesses_init(struct kvt_accesses *accesses, const struct kvt_workload *workload);
+/* The same with what requests generate: a request's blocks are the whole ones of its prompt and output together. */
+KVT_NODISCARD enum kvt_status kvt_accesses_init_contexts(struct kvt_accesses *accesses,
+                                                         const struct kvt_workload *workload);
 void kvt_accesses_done(struct kvt_accesses *accesses);
 
 #endif

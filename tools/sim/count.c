@@ -63,11 +63,6 @@ static void pool_done(struct pool *pool)
 
 static inline bool pool_has(const struct pool *pool, uint32_t block) { return pool->slot_of[block] != NONE; }
 
-static inline bool pool_is_full(const struct pool *pool)
-{
-    return pool->free_head == NONE && pool->used == pool->slot_count;
-}
-
 static inline void pool_touch(struct pool *pool, uint32_t block)
 {
     pool->ops->touch(pool->policy, pool->slot_of[block]);

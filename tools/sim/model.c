@@ -96,7 +96,8 @@ static enum kvt_status steps_add(void *user, const struct kvt_engine_item *item)
 static uint64_t step_ns(const struct kvt_model_steps *steps)
 {
     const struct kvt_model_roofline *roofline = &steps->roofline;
-    if (roofline->step_ns > 0) {
+    const bool is_emulated = roofline->flops_per_s == 0 && (roofline->write_ns_per_byte > 0 || roofline->line_ns > 0);
+    if (roofline->step_ns > 0 || is_emulated) {
         const uint64_t work_ns = (uint64_t)(roofline->line_ns * (double)steps->blocks
                                             + roofline->write_ns_per_byte * (double)steps->written_bytes);
         return work_ns > roofline->step_ns ? work_ns : roofline->step_ns + roofline->wake_ns;

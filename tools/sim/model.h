@@ -21,7 +21,7 @@
 #include "tiers/tier.h"
 #include "tools/run/schedule.h"
 
-/* 0 bytes/s: no time. */
+/* 0 bytes/s: no time. Paces are those of the main job's options, the other figures the machine's. */
 struct kvt_model_links {
     uint64_t hbm_pace_bytes_per_s; /* of the emulated device's link, each way */
     uint64_t to_host_bytes_per_s, to_device_bytes_per_s, to_host_latency_ns, to_device_latency_ns;
@@ -43,6 +43,8 @@ struct kvt_model_roofline {
     uint64_t wake_ns;                  /* that a step sleeps longer than it was told to */
     uint64_t between_ns;               /* from the end of a step to the launch of the next one */
 };
+
+#define KVT_MODEL_START_NS UINT64_C(1000000000) /* what a model's clock shows at first */
 
 struct kvt_model_clock {
     uint64_t now_ns;

@@ -74,7 +74,13 @@ static const struct argp_option option_table[] = {
     { "gpu", OPTION_GPU, "GPU", 0,
       "h200, h100, a100, 4090, or flops=F,bytes=B,link=L, each a second: the roofline and the link", 4 },
     { "parameters", OPTION_GPU, "N", 0, "of the model, as in 8e9: arithmetic and bytes of a step", 4 },
-    { "pack-ratio", OPTION_GPU, "X", 0, "raw over packed bytes below HBM (default 1)", 4 },
+    { "pack-ratio", OPTION_GPU, "X", 0, "raw over packed bytes below HBM (default 1, or what --links says)", 4 },
+    { "links", OPTION_GPU, "FILE", 0, "what kvtier bench --calibrate measured: links, codec, disk, engine", 4 },
+    { "trace-out", OPTION_GPU, "FILE", 0, "steps, stalls, transfers and sequences, for Perfetto and Chrome", 4 },
+    { 0, 0, 0, 0,
+      "A comma in --policies, --admission, --hbm, --host, --nvme DIR:SIZE,SIZE, --prefetch, --link-hbm, --link-nvme or "
+      "--seed makes a grid; --threads, --csv, --json and --plot hold here, too.",
+      5 },
     { 0 }
 };
 

@@ -6,6 +6,8 @@
  *   output_length | output_tokens
  *   hash_ids                        one id for each block of block_tokens prompt tokens; a partial last one may be
  *                                   left out
+ *   output_hash_ids                 of a recorded run: ids of the blocks after those of hash_ids, which then has all of
+ *                                   the prompt's, to the end of the output; the output's tokens are theirs as well
  *   session_id, turn, think_ms, stop, api_ms   may be there; api_ms is checked but not used
  *
  * Other fields are skipped.
@@ -107,6 +109,18 @@ static bool is_clamped(struct json_object *number)
     return json_object_get_uint64(number) == UINT64_MAX || json_object_get_int64(number) == INT64_MIN;
 }
 
+static enum kvt_status add_ids(const struct reader *reader, struct json_object *array, const char *name)
+{
+    const size_t count = json_object_array_length(array);
+    for (size_t i = 0; i < count; i++) {
+        struct json_object *id = json_object_array_get_idx(array, i);
+        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0 || is_clamped(id))
+            return refuse_field(reader, name, id, "a whole number, 0 to 18446744073709551614");
+        KVT_TRY(kvt_workload_add_id(reader->build, json_object_get_uint64(id)));
+    }
+    return KVT_OK;
+}
+
 static enum kvt_status read_ids(const struct reader *reader, const struct kvt_request *request)
 {
     struct json_object *array;
@@ -124,13 +138,28 @@ static enum kvt_status read_ids(const struct reader *reader, const struct kvt_re
                                    (unsigned long long)request->prompt_tokens, block_tokens, (unsigned long long)floor,
                                    (unsigned long long)ceil);
     }
-    for (size_t i = 0; i < count; i++) {
-        struct json_object *id = json_object_array_get_idx(array, i);
-        if (!json_object_is_type(id, json_type_int) || json_object_get_int64(id) < 0 || is_clamped(id))
-            return refuse_field(reader, "an id of hash_ids", id, "a whole number, 0 to 18446744073709551614");
-        KVT_TRY(kvt_workload_add_id(reader->build, json_object_get_uint64(id)));
+    return add_ids(reader, array, "an id of hash_ids");
+}
+
+/* After read_ids(). Nothing happens when the trace has none. */
+static enum kvt_status read_output_ids(const struct reader *reader, struct kvt_request *request)
+{
+    struct json_object *array;
+    if (!json_object_object_get_ex(reader->object, "output_hash_ids", &array)) return KVT_OK;
+    if (!json_object_is_type(array, json_type_array))
+        return refuse_field(reader, "output_hash_ids", array, "an array of whole numbers");
+    const uint32_t block_tokens = reader->build->options->block_tokens;
+    const uint64_t prompt_blocks = (request->prompt_tokens + block_tokens - 1) / block_tokens;
+    const uint64_t blocks = (request->prompt_tokens + request->output_tokens + block_tokens - 1) / block_tokens;
+    const size_t count = json_object_array_length(array);
+    if (request->id_count != prompt_blocks || prompt_blocks + count != blocks) {
+        return kvt_workload_refuse(reader->build, reader->lines->number,
+                                   "output_hash_ids has %zu ids, and hash_ids %u: prompt and output take %llu and %llu",
+                                   count, request->id_count, (unsigned long long)(blocks - prompt_blocks),
+                                   (unsigned long long)prompt_blocks);
     }
-    return KVT_OK;
+    request->has_output_ids = true;
+    return add_ids(reader, array, "an id of output_hash_ids");
 }
 
 /* ---- Sessions ---------------------------------------------------------------------------------------------------- */
@@ -253,6 +282,7 @@ static enum kvt_status read_request(struct reader *reader)
     KVT_TRY(read_tokens(reader, "input_length", "input_tokens", 1, &request->prompt_tokens));
     KVT_TRY(read_tokens(reader, "output_length", "output_tokens", 0, &request->output_tokens));
     KVT_TRY(read_ids(reader, request));
+    KVT_TRY(read_output_ids(reader, request));
     if (json_object_object_get_ex(reader->object, "session_id", &value) && value)
         return read_turn(reader, value, request);
     return KVT_OK;

@@ -102,7 +102,9 @@ enum kvt_status kvt_workload_add_id(struct kvt_workload_build *build, uint64_t i
         build->id_capacity = capacity;
     }
     build->ids[build->id_count++] = id;
-    build->rows[build->row_count - 1].request.id_count++;
+    struct kvt_request *request = &build->rows[build->row_count - 1].request;
+    if (request->has_output_ids) request->output_id_count++;
+    else request->id_count++;
     return KVT_OK;
 }
 
@@ -155,7 +157,9 @@ static enum kvt_status finish(struct kvt_workload_build *build, struct workload_
         const struct kvt_workload_row *row = &build->rows[i];
         full->requests[i] = row->request;
         full->requests[i].arrival_ns -= start_ns;
-        full->requests[i].ids = row->request.id_count > 0 ? full->ids + row->ids_first : NULL;
+        full->requests[i].ids = row->request.id_count + row->request.output_id_count > 0
+            ? full->ids + row->ids_first
+            : NULL;
         full->streams[i] = row->streams;
     }
     full->common = kvt_workload_mix(options->seed, 1);
@@ -265,13 +269,14 @@ void kvt_workload_tokens(const struct kvt_workload *workload, uint32_t request, 
     const struct workload_full *full = full_of(workload);
     const struct kvt_request *r = &full->requests[request];
     const struct kvt_token_streams *streams = &full->streams[request];
+    const uint64_t id_end = r->has_output_ids ? r->prompt_tokens + r->output_tokens : r->prompt_tokens;
     KVT_ASSERT(first <= r->prompt_tokens + r->output_tokens);
     KVT_ASSERT(count <= r->prompt_tokens + r->output_tokens - first);
 
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t position = first + i;
         const uint64_t block = position / workload->block_tokens;
-        if (position < r->prompt_tokens && block < r->id_count) {
+        if (position < id_end && block < (uint64_t)r->id_count + r->output_id_count) {
             const uint64_t content = kvt_workload_mix(full->id_salt, r->ids[block]);
             ret_tokens[i] = token_at(content, position % workload->block_tokens);
         } else if (position < streams->common_end) {

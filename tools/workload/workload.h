@@ -4,7 +4,8 @@
  * A request's context is a stream of token ids by position: the prompt is positions 0 .. prompt_tokens - 1, what it
  * generates follows. Two requests share a prefix exactly where their streams agree. In a generated session, turn n + 1
  * continues turn n: its prompt begins with the whole earlier conversation, generated tokens included. In a trace one id
- * stands for one block of block_tokens tokens; generated tokens are unique to their request.
+ * stands for one block of block_tokens tokens; generated tokens are unique to their request, unless the trace has ids
+ * for them as well.
  *
  * Memory: everything belongs to the workload. Thread: read-only after creation.
  */
@@ -34,6 +35,9 @@ struct kvt_request {
     /* traces with block ids: floor or ceil of prompt_tokens / block_tokens of them; else NULL */
     const uint64_t *ids;
     uint32_t id_count;
+    /* a recorded run's: output_id_count more ids follow, so that prompt and output together have all of theirs */
+    bool has_output_ids;
+    uint32_t output_id_count;
 };
 
 struct kvt_workload {

@@ -1,19 +1,14 @@
 /*
- * Every SIMD implementation of rank_planes against the reference: the same sample, the same bytes, the same verdict
- * on damaged streams, nothing outside the buffers. Shapes at and around a group of 64, odd tails, channel counts that
- * divide nothing; fills from noise to constants.
- *
- *     check_rank_planes [--seed N] [--only avx2|avx512]
- *
- * Exit 0: all agree. 1: the first difference is printed, with what reproduces it. 77: this machine has none to
- * compare.
+ * Every implementation of rank_planes against the reference: the same sample, the same bytes, the same verdict on damaged
+ * streams, nothing outside the buffers. Shapes at and around a group of 64, odd tails, channel counts that divide
+ * nothing; fills from noise to constants.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/rank_planes.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "tests/kernels/checkkern.h"
 #include "tests/unit/rank_cases.h"
 
 static const uint32_t channel_counts[] = { 1, 3, 31, 63, 64, 65, 80, 96, 100, 127, 128, 129, 320, 1024 };
@@ -26,17 +21,15 @@ struct run {
     enum rank_fill fill;
     bool is_based;
     uint64_t seed;
+    struct kern_run *of;
 };
 
 static bool differs(const struct run *run, const char *what, size_t index)
 {
-    (void)fprintf(
-        stderr,
-        "%s differs from the reference: %s at %zu; %s, %u planes, %u channels, %u elements, fill %s, %s, seed %llu\n",
-        run->ops->name, what, index, kvt_dtype_name(run->shape.dtype), run->shape.plane_count, run->shape.channels,
-        run->shape.elements, rank_fill_name(run->fill), run->is_based ? "bases" : "no bases",
-        (unsigned long long)run->seed);
-    return false;
+    return kern_differs(
+        run->of, "%s at %zu; %s, %u planes, %u channels, %u elements, fill %s, %s, seed of the case %llu", what, index,
+        kvt_dtype_name(run->shape.dtype), run->shape.plane_count, run->shape.channels, run->shape.elements,
+        rank_fill_name(run->fill), run->is_based ? "bases" : "no bases", (unsigned long long)run->seed);
 }
 
 static bool same_bytes(const struct run *run, const char *what, const uint8_t *a, const uint8_t *b, size_t size)
@@ -109,48 +102,75 @@ static bool check(const struct run *run)
     return is_same;
 }
 
-/* All shapes and fills of one implementation. */
-static bool check_all(const struct kvt_rank_ops *ops, uint64_t seed, uint32_t *ret_runs)
+static const char *impl(uint32_t i)
 {
-    uint32_t runs = 0;
+    const struct kvt_rank_ops *ops = kvt_rank_ops_at(i);
+    return ops ? ops->name : NULL;
+}
+
+static bool is_here(uint32_t i) { return kvt_rank_ops_at(i)->is_supported(); }
+
+static bool check_all(uint32_t i, struct kern_run *of)
+{
     for (uint32_t d = 0; d < KVT_ARRAY_COUNT(dtypes); d++)
         for (uint32_t c = 0; c < KVT_ARRAY_COUNT(channel_counts); c++)
             for (uint32_t e = 0; e < KVT_ARRAY_COUNT(element_counts); e++)
-                for (uint32_t f = 0; f < RANK_FILL_COUNT; f++, runs++) {
-                    const struct run run = { .ops = ops,
+                for (uint32_t f = 0; f < RANK_FILL_COUNT; f++, of->compared++) {
+                    const struct run run = { .ops = kvt_rank_ops_at(i),
                                              .fill = (enum rank_fill)f,
                                              .is_based = (c + e + f) % 2,
-                                             .seed = seed + runs,
+                                             .seed = of->seed + of->compared,
+                                             .of = of,
                                              .shape = { .dtype = dtypes[d],
                                                         .plane_count = 1 + (e + f) % 2,
                                                         .channels = channel_counts[c],
                                                         .elements = element_counts[e] } };
                     if (!check(&run)) return false;
                 }
-    *ret_runs = runs;
     return true;
 }
 
-int main(int argc, char **argv)
+/* ---- Speed: a chunk of 2 x 32768 elements of bf16, packed ------------------------------------------------------ */
+
+struct bench {
+    const struct kvt_rank_ops *ops;
+    struct rank_case of;
+};
+
+static void *bench_open(uint32_t i, uint64_t *ret_bytes)
 {
-    uint64_t seed = 1;
-    const char *only = NULL;
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--seed") == 0) seed = strtoull(argv[i + 1], NULL, 0);
-        else if (strcmp(argv[i], "--only") == 0) only = argv[i + 1];
-    }
-    uint32_t compared = 0;
-    for (uint32_t i = 1; kvt_rank_ops_at(i); i++) {
-        const struct kvt_rank_ops *ops = kvt_rank_ops_at(i);
-        if (only && strcmp(only, ops->name) != 0) continue;
-        if (!ops->is_supported()) {
-            (void)printf("%s: not on this machine\n", ops->name);
-            continue;
-        }
-        uint32_t runs;
-        if (!check_all(ops, seed, &runs)) return 1;
-        (void)printf("%s: %u chunks packed and unpacked like the reference\n", ops->name, runs);
-        compared++;
-    }
-    return compared > 0 ? 0 : 77;
+    struct bench *b = kvt_alloc(1, sizeof *b);
+    if (!b) return NULL;
+    const struct kvt_rank_shape shape = {
+        .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = 1024, .elements = 32768
+    };
+    struct kvt_rng rng = { 1 };
+    b->ops = kvt_rank_ops_at(i);
+    rank_case_init(&b->of, shape, false, RANK_FILL_KV, &rng);
+    *ret_bytes = (uint64_t)2 * 2 * shape.elements;
+    return b;
 }
+
+static void bench_pass(void *user)
+{
+    struct bench *b = user;
+    (void)rank_case_pack(&b->of, b->ops);
+}
+
+static void bench_close(void *user)
+{
+    struct bench *b = user;
+    rank_case_done(&b->of);
+    kvt_free(b);
+}
+
+const struct kern_kernel kern_rank_planes = {
+    .name = "rank_planes",
+    .what = "exponents as ranks in bit planes: sample, pack, unpack",
+    .impl = impl,
+    .is_here = is_here,
+    .check = check_all,
+    .bench_open = bench_open,
+    .bench_pass = bench_pass,
+    .bench_close = bench_close,
+};

@@ -1,0 +1,104 @@
+#include "connectors/llama/attached.h"
+
+#include <string.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+
+enum { ROUNDS_MAX = 256 };
+
+struct filling {
+    struct kvt_llama *llama;
+    struct kvt_llama_state_view view;
+};
+
+/* A record came: its rows go to their place in the state. */
+static bool take_piece(void *user, uint32_t i, const uint8_t *bytes, uint32_t length)
+{
+    struct filling *filling = user;
+    struct kvt_llama *llama = filling->llama;
+    struct kvt_llama_piece *piece = &llama->plan.pieces[i];
+    if (!bytes) return false;
+    if (kvt_llama_blocks_unpack(&llama->blocks, piece->cache, piece->from, piece->tokens, bytes, length) != KVT_OK)
+        return false;
+    const uint64_t record_first = piece->block_first + piece->from;
+    const struct kvt_llama_span *span = &llama->plan.spans[piece->cache];
+    uint32_t cells[KVT_LLAMA_BLOCK_TOKENS_MAX];
+    for (uint32_t t = 0; t < piece->use_count && span->rotation > 0; t++)
+        cells[t] = kvt_llama_span_cell(span, piece->use_first + t);
+    const struct kvt_llama_rows rows = { .layout = &llama->layout.caches[piece->cache],
+                                         .view = &filling->view.caches[piece->cache],
+                                         .cells = span->rotation > 0 ? cells : NULL,
+                                         .cell_first = kvt_llama_span_cell(span, piece->use_first),
+                                         .count = (uint32_t)piece->use_count,
+                                         .buffer_from = (uint32_t)(piece->use_first - record_first),
+                                         .buffer_cells = piece->tokens };
+    kvt_llama_rows_scatter(&rows, llama->blocks.raw, llama->staging);
+    piece->is_there = true;
+    return true;
+}
+
+/* The planned state, into staging. *ret_is_whole: every record was there. */
+static enum kvt_status assemble(struct kvt_llama *llama, int32_t seq, size_t *ret_size, bool *ret_is_whole)
+{
+    struct kvt_llama_plan *plan = &llama->plan;
+    struct filling filling = { .llama = llama };
+    const size_t size = kvt_llama_state_bytes(&llama->layout, plan->spans);
+    if (size == 0) return KVT_NOMEM;
+    KVT_TRY(kvt_llama_staging(llama, size));
+    struct kvt_key *keys = kvt_alloc(plan->count, sizeof *keys);
+    if (!keys) return KVT_NOMEM;
+    for (uint32_t i = 0; i < plan->count; i++) keys[i] = plan->pieces[i].key;
+    kvt_llama_state_write(&llama->layout, seq, plan->spans, llama->staging, &filling.view);
+    kvt_llama_vault_get(llama->vault, keys, plan->count, take_piece, &filling);
+    kvt_free(keys);
+    *ret_is_whole = true;
+    for (uint32_t i = 0; i < plan->count; i++) *ret_is_whole = *ret_is_whole && plan->pieces[i].is_there;
+    *ret_size = size;
+    return KVT_OK;
+}
+
+/* What the engine did not take is not offered again. */
+static void forget_plan(struct kvt_llama *llama)
+{
+    for (uint32_t i = 0; i < llama->plan.count; i++)
+        (void)kvt_llama_vault_forget(llama->vault, llama->plan.pieces[i].key);
+    llama->stats.refused_restores++;
+    kvt_log(&llama->env, KVT_LOG_WARN, "the engine refused a state of %llu tokens: it is forgotten, serving a miss",
+            (unsigned long long)llama->plan.tokens);
+}
+
+/* BUSY: the engine refused. */
+static enum kvt_status restore_once(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, uint64_t count,
+                                    uint64_t tokens_max, uint64_t *ret_tokens)
+{
+    size_t size = 0;
+    bool is_whole = false;
+    /* A round that fails has forgotten at least one record; a disk that says less and less is not asked for ever. */
+    for (uint32_t round = 0; !is_whole; round++) {
+        KVT_TRY(kvt_llama_plan_prefix(llama, tokens, count, tokens_max));
+        if (llama->plan.tokens == 0 || round == ROUNDS_MAX) return KVT_OK;
+        KVT_TRY(assemble(llama, seq, &size, &is_whole));
+    }
+    if (!kvt_llama_hand_over(llama, seq, llama->staging, size, llama->plan.tokens)) return KVT_BUSY;
+    *ret_tokens = llama->plan.tokens;
+    return KVT_OK;
+}
+
+enum kvt_status kvt_llama_restore_blocks(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, uint64_t count,
+                                         uint64_t tokens_max, uint64_t *ret_tokens)
+{
+    *ret_tokens = 0;
+    enum kvt_status status = restore_once(llama, seq, tokens, count, tokens_max, ret_tokens);
+    if (status != KVT_BUSY) return status;
+    if (llama->ring_tokens > 0 && llama->plan.spans[KVT_LLAMA_WINDOW].cells > llama->window_tokens) {
+        /* Its window cache is not what it was taken for: the same with no more than the engine writes itself. */
+        llama->ring_tokens = 0;
+        status = restore_once(llama, seq, tokens, count, tokens_max, ret_tokens);
+        if (status != KVT_BUSY) return status;
+    }
+    if (!kvt_llama_has_room(llama, seq, llama->plan.tokens)) return KVT_FULL;
+    forget_plan(llama);
+    return KVT_OK;
+}

@@ -1,0 +1,290 @@
+/* check: what holds at every moment, and what must lie in the store. */
+#include <string.h>
+
+#include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/mem.h"
+#include "tests/sim/sim.h"
+#include "tiers/codec.h"
+#include "tiers/tier.h"
+
+#define LISTED_BATCH 64
+#define RECORD_BYTES_MAX (256 * KVT_KIB)
+
+/* ---- The core ---------------------------------------------------------------------------------------------------- */
+
+void sim_check_tick(struct sim *sim)
+{
+    const struct kvt_core *core = sim_core(sim);
+    /* Whoever was pumped at this time has told its waiters of every transfer that is too late. */
+    if (core->transfers.oldest != KVT_NO_TRANSFER) {
+        const uint64_t deadline_ns = core->transfers.items[core->transfers.oldest].deadline_ns;
+        SIM_CHECK(sim, deadline_ns > core->now_ns, "a transfer is %llu ns past its deadline and still waited for",
+                  (unsigned long long)(core->now_ns - deadline_ns));
+    }
+    const struct kvt_sequence_list *demand = &core->demand;
+    SIM_CHECK(sim, (demand->head == KVT_NO_SEQUENCE) == (demand->tail == KVT_NO_SEQUENCE), "the demand list is broken");
+}
+
+static void check_caps(struct sim *sim, const struct kvt_stats *stats)
+{
+    const struct io_faulty_counters disk = io_faulty_counters(sim->image);
+    SIM_CHECK(sim, disk.bytes_peak <= sim->config.nvme_bytes, "the disk held %llu bytes, the cap is %llu",
+              (unsigned long long)disk.bytes_peak, (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, stats->store_allocated_peak <= sim->config.nvme_bytes, "the store says it took %llu of %llu bytes",
+              (unsigned long long)stats->store_allocated_peak, (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, stats->tiers[KVT_TIER_HOST].peak_bytes <= sim->config.host_bytes,
+              "host memory took %llu bytes, the cap is %llu",
+              (unsigned long long)stats->tiers[KVT_TIER_HOST].peak_bytes, (unsigned long long)sim->config.host_bytes);
+    SIM_CHECK(sim, stats->tiers[KVT_TIER_DEVICE].peak_bytes <= sim->config.device_bytes,
+              "the device took %llu bytes, the cap is %llu",
+              (unsigned long long)stats->tiers[KVT_TIER_DEVICE].peak_bytes,
+              (unsigned long long)sim->config.device_bytes);
+}
+
+/* The numbers that operators see, counted again. Counting comes first: the call that asks for them goes on working. */
+static void check_stats(struct sim *sim, struct kvt_stats *ret_stats)
+{
+    const struct kvt_core *core = sim_core(sim);
+    uint64_t live = 0, device = 0, host = 0, hits = 0;
+    for (uint32_t i = 0; i < SIM_SEQUENCES_MAX; i++) live += sim->sequences[i].is_live;
+    for (uint32_t b = 0; b < core->table.high_water; b++) {
+        const struct kvt_block *block = kvt_core_block(core, b);
+        device += block->device_slot != KVT_NO_SLOT;
+        host += block->host_slot != KVT_NO_SLOT;
+    }
+    kvt_stats(sim->runtime, ret_stats);
+    for (uint32_t t = 0; t < KVT_TIERS; t++) hits += ret_stats->tiers[t].hits;
+    SIM_CHECK(sim, ret_stats->sequences == live, "%llu sequences, not %llu", (unsigned long long)ret_stats->sequences,
+              (unsigned long long)live);
+    SIM_CHECK(sim, ret_stats->tiers[KVT_TIER_DEVICE].blocks == device, "%llu blocks on the device, not %llu",
+              (unsigned long long)ret_stats->tiers[KVT_TIER_DEVICE].blocks, (unsigned long long)device);
+    SIM_CHECK(sim, ret_stats->tiers[KVT_TIER_HOST].blocks == host, "%llu blocks in host memory, not %llu",
+              (unsigned long long)ret_stats->tiers[KVT_TIER_HOST].blocks, (unsigned long long)host);
+    SIM_CHECK(sim, hits == sim->found_blocks, "the tiers count %llu hits, %llu blocks were found",
+              (unsigned long long)hits, (unsigned long long)sim->found_blocks);
+}
+
+/* A window keeps its window: its memory does not grow with the sequence. */
+static void check_windows(struct sim *sim, uint32_t i)
+{
+    const uint32_t block_tokens = sim->plan.shape.block_tokens;
+    const struct kvt_sequence *sequence = sim_sequence(sim, i);
+    if (sequence->step != UINT32_MAX) return; /* it slides when the step ends */
+    for (uint32_t g = 0; g < sim->plan.shape.group_count; g++) {
+        if (sim->plan.shape.groups[g].kind != KVT_GROUP_WINDOW) continue;
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        uint32_t held = 0;
+        for (uint32_t b = twin_sink_blocks(&sim->twin, g); b < table->count; b++)
+            held += table->blocks[b] != KVT_NO_BLOCK;
+        const uint64_t ahead = (sequence->reserved - sequence->tokens + block_tokens - 1) / block_tokens;
+        const uint32_t window = (sim->plan.shape.groups[g].window_tokens + block_tokens - 1) / block_tokens;
+        SIM_CHECK(sim, held <= window + 2 + ahead, "sequence %u group %u holds %u blocks of a window of %u", i, g, held,
+                  window);
+    }
+}
+
+void sim_check_all(struct sim *sim)
+{
+    struct kvt_stats stats;
+    sim->counts.recounts++;
+    kvt_core_verify(sim_core(sim));
+    check_stats(sim, &stats);
+    check_caps(sim, &stats);
+    for (uint32_t s = 0; s < SIM_SEQUENCES_MAX; s++) {
+        const struct twin_sequence *twin = &sim->sequences[s];
+        if (!twin->is_live) continue;
+        const uint64_t tokens = kvt_seq_tokens(sim->runtime, twin->handle);
+        SIM_CHECK(sim, sim_sequence(sim, s) != NULL, "sequence %u: its handle is stale", s);
+        SIM_CHECK(sim, tokens == twin->tokens, "sequence %u: %llu tokens, not %u", s, (unsigned long long)tokens,
+                  twin->tokens);
+        check_windows(sim, s);
+    }
+}
+
+void sim_check_idle(struct sim *sim)
+{
+    const struct kvt_core *core = sim_core(sim);
+    for (uint32_t p = 0; p < core->config.pool_count; p++) {
+        SIM_CHECK(sim, core->pools[p].claimed == 0, "pool %u: %u claims without sequences", p, core->pools[p].claimed);
+        SIM_CHECK(sim, core->pools[p].quarantined == 0, "pool %u: %u in quarantine", p, core->pools[p].quarantined);
+        SIM_CHECK(sim, core->pools[p].leaving == 0, "pool %u: %u are leaving", p, core->pools[p].leaving);
+    }
+    for (uint32_t b = 0; b < core->table.high_water; b++) {
+        const struct kvt_block *block = kvt_core_block(core, b);
+        if (!kvt_block_has_copies(block)) continue;
+        SIM_CHECK(sim, block->refs == 0 && block->users == 0, "block %u: %u refs, %u users without sequences", b,
+                  block->refs, block->users);
+    }
+    SIM_CHECK(sim, core->host.quarantined == 0, "%u host slots in quarantine", core->host.quarantined);
+    SIM_CHECK(sim, core->transfers.abandoned == 0, "%u abandoned transfers", core->transfers.abandoned);
+    SIM_CHECK(sim, core->transfers.prefetch_bytes == 0, "%llu bytes count as on their way",
+              (unsigned long long)core->transfers.prefetch_bytes);
+    SIM_CHECK(sim, core->sequence_count == 0, "%u sequences", core->sequence_count);
+    if (!sim_store(sim)) return;
+    struct kvt_store_stats stats;
+    kvt_store_stats(sim_store(sim), &stats);
+    SIM_CHECK(sim, stats.held_bytes == 0, "%llu bytes are held in the store without sequences",
+              (unsigned long long)stats.held_bytes);
+}
+
+/* ---- Durable means durable --------------------------------------------------------------------------------------- */
+
+typedef void (*record_fn)(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed);
+
+/* Every record that can be found now; sealed is what must lie there, NULL for a private one. */
+static uint64_t for_each_record(struct sim *sim, record_fn visit)
+{
+    struct kvt_store_listed listed[LISTED_BATCH];
+    uint64_t cursor = 0, count = 0;
+    uint32_t n;
+    while ((n = kvt_store_list(sim_store(sim), &cursor, listed, LISTED_BATCH)) > 0) {
+        for (uint32_t i = 0; i < n; i++) {
+            struct sim_sealed *sealed = listed[i].is_private ? NULL : sim_content_find(&sim->content, &listed[i].name);
+            SIM_CHECK(sim, listed[i].is_private || sealed, "a record of %u bytes that nobody sealed", listed[i].length);
+            visit(sim, &listed[i], sealed);
+            count++;
+        }
+    }
+    return count;
+}
+
+static void mark_durable(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+{
+    (void)listed;
+    if (sealed) sealed->durable = sim->durable_run;
+}
+
+void sim_check_synced(struct sim *sim) { (void)for_each_record(sim, mark_durable); }
+
+/* A record that was durable and is still there goes from an even run to the next odd one. */
+static void mark_expected(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+{
+    (void)listed;
+    if (sealed && sealed->durable == sim->durable_run - 1) sealed->durable = sim->durable_run;
+}
+
+void sim_check_before_crash(struct sim *sim)
+{
+    sim->durable_run++;
+    if (sim_store(sim)) (void)for_each_record(sim, mark_expected);
+}
+
+void sim_check_after_crash(struct sim *sim)
+{
+    if (sim_store(sim) && !sim_plan_is_lying(&sim->plan)) {
+        for (uint32_t i = 0; i < sim->content.capacity; i++) {
+            const struct sim_sealed *sealed = &sim->content.entries[i];
+            if (sealed->durable != sim->durable_run) continue;
+            struct kvt_store_found found;
+            SIM_CHECK(sim, kvt_store_find(sim_store(sim), &sealed->name, &found),
+                      "a record of group %u was durable, and is gone after the restart", sealed->group);
+            sim->counts.records_durable++;
+        }
+    }
+    if (sim_store(sim)) sim_check_store(sim);
+}
+
+/* ---- Every record, read ------------------------------------------------------------------------------------------ */
+
+static void take_buffers(struct sim *sim)
+{
+    const size_t scratch = sim->runtime->codec ? kvt_codec_scratch_bytes(sim->runtime->codec) : 0;
+    if (!sim->packed) sim->packed = kvt_table_map(RECORD_BYTES_MAX);
+    if (!sim->raw) sim->raw = kvt_table_map(RECORD_BYTES_MAX);
+    KVT_ASSERT(sim->packed != NULL);
+    KVT_ASSERT(sim->raw != NULL);
+    if (scratch <= sim->scratch_size) return;
+    kvt_table_unmap(sim->scratch_bytes, sim->scratch_size);
+    sim->scratch_bytes = kvt_table_map(scratch);
+    sim->scratch_size = scratch;
+    KVT_ASSERT(sim->scratch_bytes != NULL);
+}
+
+static enum kvt_status read_record(struct sim *sim, const struct kvt_store_listed *listed)
+{
+    struct kvt_store_op get = { .kind = KVT_STORE_GET,
+                                .flags = KVT_STORE_GENERATION_ANY,
+                                .name = listed->name,
+                                .buffer = sim->packed,
+                                .length = RECORD_BYTES_MAX };
+    struct kvt_store_op *const ops[] = { &get };
+    struct kvt_store_op *done = NULL;
+    const uint32_t accepted = kvt_store_submit(sim_store(sim), ops, 1);
+    SIM_CHECK(sim, accepted == 1, "a get was not accepted");
+    for (uint32_t round = 0; kvt_store_poll(sim_store(sim), &done, 1) == 0; round++) {
+        SIM_CHECK(sim, round < SIM_ROUNDS_MAX, "a get does not come back");
+        (void)kvt_store_wait(sim_store(sim), SIM_MS);
+    }
+    SIM_CHECK(sim, done == &get, "another op came back");
+    return get.status;
+}
+
+/* The record's bytes as they lie in a block: [layer][plane][token][row]. NULL: they do not unpack. */
+static const uint8_t *unpacked(struct sim *sim, const struct kvt_store_listed *listed, uint32_t group, uint32_t tokens)
+{
+    const struct kvt_group_shape *shape = &sim->plan.shape.groups[group];
+    if ((enum kvt_form)listed->form == KVT_FORM_RAW) return sim->packed;
+    const uint32_t planes = shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2;
+    const uint64_t plane_bytes = kvt_group_row_bytes(shape) * tokens;
+    struct kvt_chunk_view views[8];
+    KVT_ASSERT(shape->layers <= KVT_ARRAY_COUNT(views));
+    for (uint32_t l = 0; l < shape->layers; l++) {
+        for (uint32_t p = 0; p < planes; p++) views[l].plane[p] = sim->raw + (l * planes + p) * plane_bytes;
+    }
+    const enum kvt_status status = kvt_codec_unpack(sim->runtime->codec, group, sim->packed, listed->length, tokens,
+                                                    views, sim->scratch_bytes);
+    return status == KVT_OK ? sim->raw : NULL;
+}
+
+static void check_bytes(struct sim *sim, const struct sim_sealed *sealed, const uint8_t *bytes, uint32_t tokens)
+{
+    const struct kvt_group_shape *shape = &sim->plan.shape.groups[sealed->group];
+    const uint32_t planes = shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2;
+    const uint32_t row_bytes = (uint32_t)kvt_group_row_bytes(shape);
+    uint8_t expected[4096];
+    for (uint32_t s = 0; s < shape->layers * planes; s++) {
+        for (uint32_t t = 0; t < tokens; t++, bytes += row_bytes) {
+            twin_row(sealed->values[t], sealed->group, s, expected, row_bytes);
+            SIM_CHECK(sim, memcmp(bytes, expected, row_bytes) == 0,
+                      "a record of group %u has other bytes than were sealed under its name", sealed->group);
+        }
+    }
+}
+
+static void check_record(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+{
+    if (!sealed) return;
+    const bool is_state = sim->plan.shape.groups[sealed->group].kind == KVT_GROUP_STATE;
+    const uint32_t tokens = is_state ? 1 : sim->plan.shape.block_tokens;
+    const enum kvt_status status = read_record(sim, listed);
+    sim->counts.records_read++;
+    if (status != KVT_OK) {
+        /* What was being written when it all went dark may lie there torn: it is found out here, and forgotten. */
+        const bool may_be_torn = sim->was_crashed && sealed->durable != sim->durable_run;
+        SIM_CHECK(sim, may_be_torn || sim_plan_is_lying(&sim->plan),
+                  "a record fails its check on a disk that never lied: status %d", (int)status);
+        return;
+    }
+    const uint8_t *bytes = unpacked(sim, listed, sealed->group, tokens);
+    /* A record that was packed with tables that are lost is refused by the reader: a miss. */
+    if (bytes) check_bytes(sim, sealed, bytes, tokens);
+}
+
+void sim_check_store(struct sim *sim)
+{
+    if (!sim_store(sim)) return;
+    KVT_ASSERT(sim->runtime->nvme->in_flight == 0);
+    take_buffers(sim);
+    struct kvt_store_stats before, after;
+    kvt_store_stats(sim_store(sim), &before);
+    const uint64_t listed = for_each_record(sim, check_record);
+    kvt_store_stats(sim_store(sim), &after);
+    const uint64_t bad = after.corrupt - before.corrupt + after.read_errors - before.read_errors;
+    SIM_CHECK(sim, after.records == before.records - bad, "%llu records of %llu are left, %llu were bad",
+              (unsigned long long)after.records, (unsigned long long)before.records, (unsigned long long)bad);
+    SIM_CHECK(sim, bad > 0 || listed == before.records, "%llu records, and %llu in the list",
+              (unsigned long long)before.records, (unsigned long long)listed);
+    SIM_CHECK(sim, after.read_errors == before.read_errors || sim_plan_is_lying(&sim->plan),
+              "reads failed on a healthy disk");
+}

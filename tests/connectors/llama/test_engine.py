@@ -186,7 +186,7 @@ def every_cache_type_and_layout_is_split_and_comes_back_exact(folder):
 
 def store_ratios_and_written_bytes_are_as_promised(folder):
     for type_kv, least in ((BF16, 1.40), (F16, 1.12)):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         context = Context(n_ctx=2048, n_seq=1, n_batch=256, type_k=type_kv, type_v=type_kv, flash=True)
         tokens = context.tokenize(text(70, 5000))[:1800 if options.full else 720]
         cache = Cache(context, host=8 * MIB, path=folder, nvme=256 * MIB)

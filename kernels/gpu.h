@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "kernels/pages.h"
+#include "kernels/rank_planes.h"
 #include "runtime/base/env.h"
 #include "runtime/base/status.h"
 
@@ -43,7 +44,22 @@ enum kvt_gpu_move_kind {
     KVT_GPU_MOVE_NONE,
     KVT_GPU_MOVE_GATHER,  /* pages -> host */
     KVT_GPU_MOVE_SCATTER, /* host -> pages */
-    KVT_GPU_MOVE_COPY     /* source -> pages, both on the device */
+    KVT_GPU_MOVE_COPY,    /* source -> pages, both on the device */
+    KVT_GPU_MOVE_PACK,    /* pages -> host, packed on the device; only where can_pack says so */
+    KVT_GPU_MOVE_UNPACK   /* host -> pages, the inverse */
+};
+
+#define KVT_GPU_BASES_MAX 32 /* sets of bases that a device is given from open to close */
+
+/* How a block is packed (kernels/block_pack.h). Segments are [layer][plane]. */
+struct kvt_gpu_pack {
+    struct kvt_rank_shape shape; /* of one layer: the valid tokens' elements */
+    uint32_t layers, tokens;
+    /* what is subtracted from exponents: [layer][plane] rows in host memory that stays, and never changes, until close */
+    uint32_t bases_id; /* 0: nothing is */
+    const uint8_t *bases;
+    uint32_t bases_row_bytes;
+    uint32_t length; /* pack: bytes that there is room for; unpack: of the packed block */
 };
 
 struct kvt_gpu_move {
@@ -51,6 +67,9 @@ struct kvt_gpu_move {
     struct kvt_pages pages; /* their arrays outlive the job; at most segments_max of them */
     struct kvt_pages source;
     void *host; /* a contiguous run; ignored in a staged job */
+    struct kvt_gpu_pack pack;
+    /* Set before after is called. Pack: the length; 0: it gains too little, or does not fit. Unpack: enum kvt_block_verdict. */
+    uint32_t result;
 };
 
 /*
@@ -84,6 +103,7 @@ struct kvt_gpu_config {
     uint64_t link_latency_ns;  /* emulated: added to each job that crosses the link */
     uint32_t segments_max;     /* segments of a move at most; 0: 1 */
     uint64_t staging_bytes;    /* of a staged job; 0: there are none */
+    uint64_t bases_bytes;      /* of a set of bases at most; 0: nothing is packed on the device */
     uint64_t close_limit_ns;   /* close and free wait so long for a device that does not answer; 0: 10 s */
     /*
      * Moves in fragments of less than this go through a kernel, larger ones by DMA. 0: found by a calibration at open.
@@ -128,6 +148,9 @@ struct kvt_gpu_ops {
     void (*submit)(struct kvt_gpu *gpu, uint32_t stream, struct kvt_gpu_job *job);
     /* Blocks the calling thread until the mark is reached. In a single-threaded env it runs streams until it is. */
     void (*synchronize)(struct kvt_gpu *gpu, kvt_mark mark);
+
+    /* True when it packs and unpacks by itself; the host's side of these moves is pinned. */
+    bool (*can_pack)(struct kvt_gpu *gpu);
 
     /* The device failed for good: jobs fail at once, and every mark is reached. Host memory is as good as before. */
     bool (*is_lost)(struct kvt_gpu *gpu);

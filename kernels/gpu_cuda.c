@@ -83,7 +83,8 @@ static void leave(struct kvt_cuda *c, struct current current)
 
 /*
  * cudaStreamPerThread names another stream in each thread. Its owner's calls go to it; calls of other threads (the
- * pump's) go to a stand-in that is ordered behind the owner's last item, and the owner's next call behind the stand-in.
+ * pump's) go to a stand-in that is ordered behind the owner's last item, and the owner's next call behind the
+ * stand-in.
  */
 static cudaStream_t handle_of(struct kvt_cuda_stream *s)
 {
@@ -199,11 +200,16 @@ static bool is_loaded(const struct kvt_cuda *c, const struct kvt_cuda_stream *s)
 
 /* ---- Issuing --------------------------------------------------------------------------------- */
 
+static bool is_packing(const struct kvt_gpu_job *job)
+{
+    return job->move.kind == KVT_GPU_MOVE_PACK || job->move.kind == KVT_GPU_MOVE_UNPACK;
+}
+
 /* True when the host's side of the job's move, if it has one, is pinned. */
 static bool is_host_pinned(const struct kvt_cuda_stream *s, const struct kvt_gpu_job *job)
 {
     if (job->is_staged) return s->is_staging_pinned;
-    const bool has_host = job->move.kind == KVT_GPU_MOVE_GATHER || job->move.kind == KVT_GPU_MOVE_SCATTER;
+    const bool has_host = job->move.kind != KVT_GPU_MOVE_NONE && job->move.kind != KVT_GPU_MOVE_COPY;
     return !has_host || kvt_cuda_is_pinned(s->cuda, job->move.host);
 }
 
@@ -217,19 +223,25 @@ static bool is_ready(const struct kvt_cuda_stream *s, const struct kvt_cuda_item
     const struct kvt_gpu_job *job = item->job;
     if (s->jobs_issued - s->jobs_finished == KVT_CUDA_TABLES && !KVT_PLANTED(TABLE_TWICE)) return false;
     if (job->is_staged && s->staged_issued - s->staged_finished == KVT_CUDA_STAGING_DEPTH) return false;
+    const bool is_unpack = job->move.kind == KVT_GPU_MOVE_UNPACK;
+    if (is_unpack && s->unpacks_issued - s->unpacks_finished == KVT_CUDA_UNPACK_DEPTH) return false;
     return is_thread || (!job->before && is_host_pinned(s, job));
+}
+
+/* The job's table, and its place in staging. */
+static struct kvt_cuda_table *take_places(struct kvt_cuda_stream *s, struct kvt_gpu_job *job)
+{
+    struct kvt_cuda *c = s->cuda;
+    if (job->is_staged)
+        job->staging = s->staging + s->staged_issued++ % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
+    return &s->tables[s->jobs_issued++ % KVT_CUDA_TABLES];
 }
 
 static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
 {
     struct kvt_cuda *c = s->cuda;
     struct kvt_gpu_job *job = item->job;
-    struct kvt_cuda_table *table = &s->tables[s->jobs_issued % KVT_CUDA_TABLES];
-    s->jobs_issued++;
-    if (job->is_staged) {
-        job->staging = s->staging + s->staged_issued % KVT_CUDA_STAGING_DEPTH * c->config.staging_bytes;
-        s->staged_issued++;
-    }
+    struct kvt_cuda_table *table = take_places(s, job);
     if (job->before && !is_lost(c)) {
         s->is_issuing = true;
         (void)pthread_mutex_unlock(&c->lock);
@@ -243,13 +255,60 @@ static void issue_job(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
     struct kvt_cuda_way way = { .handle = handle_of(s), .host = job->is_staged ? job->staging : job->move.host };
     way.is_pinned = is_host_pinned(s, job);
     way.is_loaded = is_loaded(c, s);
-    /* A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block everybody. */
+    /*
+     * A copy from or to memory that is not pinned blocks until it is over, and with the lock it would block
+     * everybody.
+     */
     s->is_issuing = !way.is_pinned;
     if (!way.is_pinned) (void)pthread_mutex_unlock(&c->lock);
     const bool is_good = kvt_cuda_issue_move(c, s, table, &job->move, &way);
     if (!way.is_pinned) (void)pthread_mutex_lock(&c->lock);
     s->is_issuing = false;
     item->is_failed = !is_good;
+}
+
+static void item_is_issued(struct kvt_cuda_stream *s, struct kvt_cuda_item *item)
+{
+    if (!is_lost(s->cuda)) record(s, item, handle_of(s));
+    if (s->is_per_thread && pthread_equal(pthread_self(), s->owner)) s->owner_serial = s->issued + 1;
+    s->issued++;
+    (void)pthread_cond_broadcast(&s->cuda->progress);
+}
+
+/*
+ * Packs, or unpacks, that stand one behind the other become one launch: one block alone does not keep a link busy. While as
+ * many launches as are good for it are under way, the next one gathers. False: it gathers.
+ */
+static bool issue_batch(struct kvt_cuda_stream *s, bool is_thread)
+{
+    struct kvt_cuda *c = s->cuda;
+    struct kvt_cuda_packing blocks[KVT_CUDA_BATCH_MAX];
+    uint32_t count = 0;
+    if (s->batches_open == KVT_CUDA_BATCHES_OPEN && !is_lost(c)) return false;
+    const enum kvt_gpu_move_kind kind = item_of(s, s->issued + 1)->job->move.kind;
+    while (count < KVT_CUDA_BATCH_MAX && s->issued + count < s->submitted) {
+        struct kvt_cuda_item *item = item_of(s, s->issued + 1 + count);
+        if (item->kind != KVT_CUDA_ITEM_JOB || item->job->move.kind != kind || !is_ready(s, item, is_thread)) break;
+        if (count > 0 && s->jobs_issued % KVT_CUDA_TABLES == 0) break; /* its table is no neighbour */
+        struct kvt_gpu_job *job = item->job;
+        struct kvt_cuda_packing *block = &blocks[count++];
+        *block = (struct kvt_cuda_packing){ .move = &job->move, .table = take_places(s, job) };
+        block->host = job->is_staged ? job->staging : job->move.host;
+        if (kind != KVT_GPU_MOVE_UNPACK) continue;
+        block->packed = s->packed_device + s->unpacks_issued++ % KVT_CUDA_UNPACK_DEPTH * c->config.staging_bytes;
+    }
+    KVT_ASSERT(count > 0 && s->packed_device);
+    const uint64_t now = now_ns(c);
+    const bool is_good = !is_lost(c) && kvt_cuda_issue_packing(c, s, blocks, count, handle_of(s));
+    for (uint32_t i = 0; i < count; i++) {
+        struct kvt_cuda_item *item = item_of(s, s->issued + 1);
+        item->is_failed = !is_good;
+        item->issued_ns = now;
+        item->ends_batch = i + 1 == count;
+        item_is_issued(s, item);
+    }
+    s->batches_open++;
+    return true;
 }
 
 /* Issues what is ready, in order. True: there was some. */
@@ -262,11 +321,12 @@ static bool issue(struct kvt_cuda_stream *s, bool is_thread)
         if (!is_ready(s, item, is_thread)) break;
         /* A wait that CUDA refuses is tried again; nothing goes past it. */
         if (item->kind == KVT_CUDA_ITEM_WAIT && !is_lost(c) && !order_after(c, handle_of(s), item->mark)) break;
+        if (item->kind == KVT_CUDA_ITEM_JOB && is_packing(item->job)) {
+            if (!issue_batch(s, is_thread)) break;
+            continue;
+        }
         if (item->kind == KVT_CUDA_ITEM_JOB) issue_job(s, item);
-        if (!is_lost(c)) record(s, item, handle_of(s));
-        if (s->is_per_thread && pthread_equal(pthread_self(), s->owner)) s->owner_serial = s->issued + 1;
-        s->issued++;
-        (void)pthread_cond_broadcast(&c->progress);
+        item_is_issued(s, item);
     }
     return s->issued > before;
 }
@@ -281,7 +341,10 @@ static bool finish_job(struct kvt_cuda_stream *s)
     struct kvt_cuda_item *item = item_of(s, s->finished + 1);
     if (item->kind != KVT_CUDA_ITEM_JOB || !is_over(s, item)) return false;
     struct kvt_gpu_job *job = item->job;
-    const bool is_staged = job->is_staged;
+    const bool is_staged = job->is_staged, is_unpack = job->move.kind == KVT_GPU_MOVE_UNPACK;
+    const bool ends_batch = item->ends_batch;
+    const struct kvt_cuda_table *table = &s->tables[s->jobs_finished % KVT_CUDA_TABLES];
+    if (table->result) job->move.result = *(volatile uint32_t *)table->result;
     const uint64_t now = now_ns(c), start_ns = kvt_max_u64(item->issued_ns, s->ready_ns);
     job->link_ns = job->move.kind == KVT_GPU_MOVE_NONE || now < start_ns ? 0 : now - start_ns;
     job->is_failed = item->is_failed || is_lost(c);
@@ -292,6 +355,8 @@ static bool finish_job(struct kvt_cuda_stream *s)
     s->jobs_finished++;
     s->jobs_open--;
     if (is_staged) s->staged_finished++;
+    if (is_unpack) s->unpacks_finished++;
+    if (ends_batch) s->batches_open--;
     item_is_finished(s);
     return true;
 }
@@ -406,8 +471,8 @@ static void cuda_wait(struct kvt_gpu *gpu, uint32_t stream, kvt_mark mark)
             (void)pthread_cond_signal(&s->wake);
         } else {
             /*
-             * What an engine launches next is not ours to hold back. So a mark that is not issued yet, behind a codec's
-             * work, or a wait that CUDA refuses, is waited for here.
+             * What an engine launches next is not ours to hold back. So a mark that is not issued yet, behind a
+             * codec's work, or a wait that CUDA refuses, is waited for here.
              */
             while (!is_lost(c) && !mark_is_reached(c, mark)) {
                 if (mark_is_issued(c, mark) && order_after(c, handle_of(s), mark)) break;
@@ -712,8 +777,8 @@ static void free_device(struct kvt_cuda *c)
 }
 
 /*
- * A device that hangs cannot be waited for, and may still write to what it was given. Then the threads go on looking, and the
- * last of them cleans up when there has been an answer.
+ * A device that hangs cannot be waited for, and may still write to what it was given. Then the threads go on
+ * looking, and the last of them cleans up when there has been an answer.
  */
 static void cuda_close(struct kvt_gpu *gpu)
 {
@@ -739,6 +804,18 @@ static void cuda_close(struct kvt_gpu *gpu)
     if (is_drained) free_device(c);
 }
 
+/* Every stream of our own has what it takes, or none is used. */
+static bool cuda_can_pack(struct kvt_gpu *gpu)
+{
+    struct kvt_cuda *c = cuda_of(gpu);
+    (void)pthread_mutex_lock(&c->lock);
+    bool can_pack = c->is_unified;
+    for (uint32_t i = 0; i < c->stream_count; i++)
+        if (!c->streams[i].engine_stream && !c->streams[i].packed_device) can_pack = false;
+    (void)pthread_mutex_unlock(&c->lock);
+    return can_pack;
+}
+
 static bool cuda_is_lost(struct kvt_gpu *gpu) { return is_lost(cuda_of(gpu)); }
 
 const struct kvt_gpu_ops kvt_gpu_cuda_ops = {
@@ -758,6 +835,7 @@ const struct kvt_gpu_ops kvt_gpu_cuda_ops = {
     .wait = cuda_wait,
     .submit = cuda_submit,
     .synchronize = cuda_synchronize,
+    .can_pack = cuda_can_pack,
     .is_lost = cuda_is_lost,
     .describe = cuda_describe,
 };

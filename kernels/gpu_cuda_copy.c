@@ -1,9 +1,9 @@
 /*
  * How bytes move between the device and the host: one copy, a batch of copies in one call, or a kernel.
  *
- * DMA leaves the multiprocessors to the engine, but pays for each fragment; a kernel of a few CTAs moves any number of
- * fragments at the price of one. From which fragment size on DMA is as fast is measured once, at open, in each direction,
- * alone and beside traffic the other way.
+ * DMA leaves the multiprocessors to the engine, but pays for each fragment; a kernel of a few CTAs moves any number
+ * of fragments at the price of one. From which fragment size on DMA is as fast is measured once, at open, in each
+ * direction, alone and beside traffic the other way.
  */
 #include <string.h>
 
@@ -21,17 +21,17 @@
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
-static void *pinned_alloc(struct kvt_cuda *c, size_t size_bytes)
+void *kvt_cuda_pinned_alloc(struct kvt_cuda *cuda, size_t size_bytes)
 {
     void *memory = NULL;
-    return kvt_cuda_ok(c, cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable | cudaHostAllocMapped)) ? memory
-                                                                                                           : NULL;
+    return kvt_cuda_ok(cuda, cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable | cudaHostAllocMapped)) ? memory
+                                                                                                              : NULL;
 }
 
-static void *device_alloc(struct kvt_cuda *c, size_t size_bytes)
+void *kvt_cuda_device_alloc(struct kvt_cuda *cuda, size_t size_bytes)
 {
     void *memory = NULL;
-    return kvt_cuda_ok(c, cudaMalloc(&memory, size_bytes)) ? memory : NULL;
+    return kvt_cuda_ok(cuda, cudaMalloc(&memory, size_bytes)) ? memory : NULL;
 }
 
 /* One table for each move that can be under way; kernels are used where the memory for theirs is to be had. */
@@ -42,8 +42,8 @@ static enum kvt_status make_tables(struct kvt_cuda *c, struct kvt_cuda_stream *s
     s->tables = kvt_alloc(KVT_CUDA_TABLES, sizeof *s->tables);
     s->table_memory = kvt_alloc(rows * KVT_CUDA_TABLES, 2 * sizeof(void *) + sizeof(size_t));
     if (!s->tables || !s->table_memory) return KVT_NOMEM;
-    s->table_pinned = pinned_alloc(c, runs_bytes);
-    s->table_device = device_alloc(c, runs_bytes);
+    s->table_pinned = kvt_cuda_pinned_alloc(c, runs_bytes);
+    s->table_device = kvt_cuda_device_alloc(c, runs_bytes);
     s->has_kernel_tables = s->table_pinned && s->table_device;
     if (!s->table_pinned) {
         s->table_pinned = kvt_alloc(rows * KVT_CUDA_TABLES, row_bytes);
@@ -64,21 +64,9 @@ static enum kvt_status make_tables(struct kvt_cuda *c, struct kvt_cuda_stream *s
     return KVT_OK;
 }
 
-enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
-{
-    KVT_TRY(make_tables(cuda, stream));
-    if (stream->engine_stream || cuda->config.staging_bytes == 0) return KVT_OK;
-    stream->staging_bytes = KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes;
-    stream->staging = pinned_alloc(cuda, stream->staging_bytes);
-    stream->is_staging_pinned = stream->staging != NULL;
-    if (stream->staging) return KVT_OK;
-    kvt_log(&cuda->env, KVT_LOG_WARN, "staging for copies of the CUDA device is not pinned: they go at pageable speed");
-    stream->staging = kvt_table_map(stream->staging_bytes);
-    return stream->staging ? KVT_OK : KVT_NOMEM;
-}
-
 void kvt_cuda_tables_done(struct kvt_cuda_stream *stream)
 {
+    kvt_cuda_pack_done(stream);
     if (stream->is_table_pinned_ours) kvt_free(stream->table_pinned);
     else if (stream->table_pinned) (void)cudaFreeHost(stream->table_pinned);
     if (stream->table_device) (void)cudaFree(stream->table_device);
@@ -178,6 +166,36 @@ static bool go(struct kvt_cuda *c, const struct kvt_cuda_table *table, uint32_t 
     return copy_each(c, table, count, handle);
 }
 
+/*
+ * CUDA loads a kernel when it is first launched, and may wait for the whole device then: for an engine's kernel that
+ * waits for something of ours, for ever. So each is launched once before anything runs. It also shows whether there
+ * is code for this device at all.
+ */
+static bool try_kernel(struct kvt_cuda *c, struct kvt_cuda_stream *s)
+{
+    struct kvt_cuda_table *table = &s->tables[0];
+    uint8_t *memory = s->table_device;
+    table->runs[0] = (struct kvt_pages_run){ .source = memory + 256, .target = memory + 512, .bytes = 64 };
+    return run_kernel(c, table, 1, 64, s->handle) && kvt_cuda_ok(c, cudaStreamSynchronize(s->handle));
+}
+
+enum kvt_status kvt_cuda_tables_init(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream)
+{
+    KVT_TRY(make_tables(cuda, stream));
+    /* On an engine's stream it would stand behind the engine's work; a stream of our own is always the first one. */
+    if (!stream->engine_stream && stream->has_kernel_tables && !try_kernel(cuda, stream)) cuda->has_no_kernels = true;
+    if (cuda->has_no_kernels) stream->has_kernel_tables = false;
+    if (stream->engine_stream || cuda->config.staging_bytes == 0) return KVT_OK;
+    stream->staging_bytes = KVT_CUDA_STAGING_DEPTH * cuda->config.staging_bytes;
+    stream->staging = kvt_cuda_pinned_alloc(cuda, stream->staging_bytes);
+    stream->is_staging_pinned = stream->staging != NULL;
+    if (stream->staging) kvt_cuda_pack_init(cuda, stream);
+    if (stream->staging) return KVT_OK;
+    kvt_log(&cuda->env, KVT_LOG_WARN, "staging for copies of the CUDA device is not pinned: they go at pageable speed");
+    stream->staging = kvt_table_map(stream->staging_bytes);
+    return stream->staging ? KVT_OK : KVT_NOMEM;
+}
+
 bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, struct kvt_cuda_table *table,
                          const struct kvt_gpu_move *move, const struct kvt_cuda_way *way)
 {
@@ -189,7 +207,9 @@ bool kvt_cuda_issue_move(struct kvt_cuda *cuda, struct kvt_cuda_stream *stream, 
     case KVT_GPU_MOVE_GATHER: kvt_pages_gather_runs(pages, way->host, table->runs); break;
     case KVT_GPU_MOVE_SCATTER: kvt_pages_scatter_runs(pages, way->host, table->runs); break;
     case KVT_GPU_MOVE_COPY: kvt_pages_copy_runs(&move->source, pages, table->runs); break;
-    case KVT_GPU_MOVE_NONE: return true;
+    case KVT_GPU_MOVE_NONE:
+    case KVT_GPU_MOVE_PACK:
+    case KVT_GPU_MOVE_UNPACK: return true;
     }
     if (move->kind != KVT_GPU_MOVE_COPY) {
         const uint32_t direction = move->kind == KVT_GPU_MOVE_GATHER ? KVT_CUDA_TO_HOST : KVT_CUDA_TO_DEVICE;
@@ -222,8 +242,8 @@ static bool prepare_trial(struct trial *t)
         struct kvt_cuda_stream *lane = &t->lanes[d];
         lane->cuda = c;
         lane->engine_stream = t; /* no staging */
-        t->host[d] = pinned_alloc(c, CALIBRATION_BYTES);
-        t->device[d] = device_alloc(c, 2 * CALIBRATION_BYTES);
+        t->host[d] = kvt_cuda_pinned_alloc(c, CALIBRATION_BYTES);
+        t->device[d] = kvt_cuda_device_alloc(c, 2 * CALIBRATION_BYTES);
         if (!t->host[d] || !t->device[d]) return false;
         if (!kvt_cuda_ok(c, cudaStreamCreateWithFlags(&lane->handle, cudaStreamNonBlocking))) return false;
         if (make_tables(c, lane) != KVT_OK || !lane->has_kernel_tables) return false;

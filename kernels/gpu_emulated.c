@@ -480,6 +480,13 @@ static void emulated_synchronize(struct kvt_gpu *gpu, kvt_mark mark)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Packing is the CPU's here, too: run does it. */
+static bool emulated_can_pack(struct kvt_gpu *gpu)
+{
+    (void)emulated_of(gpu);
+    return false;
+}
+
 static bool emulated_is_lost(struct kvt_gpu *gpu)
 {
     (void)emulated_of(gpu);
@@ -514,6 +521,7 @@ const struct kvt_gpu_ops kvt_gpu_emulated_ops = {
     .wait = emulated_wait,
     .submit = emulated_submit,
     .synchronize = emulated_synchronize,
+    .can_pack = emulated_can_pack,
     .is_lost = emulated_is_lost,
     .describe = emulated_describe,
 };

@@ -14,6 +14,7 @@
 #define KVT_POLICY_POLICY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -86,6 +87,10 @@ struct kvt_policy_ops {
 const struct kvt_policy_ops *kvt_policy_find(const char *name);
 /* The i-th registered policy, NULL past the end. */
 const struct kvt_policy_ops *kvt_policy_at(uint32_t i);
+
+/* All names with commas between, for a refusal; cut where they do not fit. */
+void kvt_policy_names(char *ret_names, size_t names_bytes);
+void kvt_admission_names(char *ret_names, size_t names_bytes);
 
 /* What an admission policy is asked about: a block that is about to be written to nvme for the first time. */
 struct kvt_admission_question {

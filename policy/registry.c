@@ -4,6 +4,7 @@
  * A policy defines kvt_policy_<word> or kvt_admission_<word>, and nothing but this file names it.
  */
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "policy/policy.h"
@@ -21,7 +22,9 @@
     X(two_q)                 \
     X(lirs)                  \
     X(lirs_duel)             \
-    X(gdsf)
+    X(gdsf)                  \
+    X(length_aware)          \
+    X(workload_aware)
 
 #define ADMISSION_POLICIES(X) \
     X(all)                    \
@@ -60,4 +63,22 @@ const struct kvt_admission_ops *kvt_admission_find(const char *name)
         if (strcmp(admissions[i]->name, name) == 0) return admissions[i];
     }
     return NULL;
+}
+
+static void add_name(char *names, size_t names_bytes, const char *name)
+{
+    const size_t used = strlen(names);
+    (void)snprintf(names + used, names_bytes - used, "%s%s", used > 0 ? ", " : "", name);
+}
+
+void kvt_policy_names(char *ret_names, size_t names_bytes)
+{
+    ret_names[0] = '\0';
+    for (uint32_t i = 0; kvt_policy_at(i); i++) add_name(ret_names, names_bytes, kvt_policy_at(i)->name);
+}
+
+void kvt_admission_names(char *ret_names, size_t names_bytes)
+{
+    ret_names[0] = '\0';
+    for (uint32_t i = 0; kvt_admission_at(i); i++) add_name(ret_names, names_bytes, kvt_admission_at(i)->name);
 }

@@ -49,6 +49,8 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
     KVT_TRY(kvt_block_table_init(&core->table, config->blocks_max));
     KVT_TRY(kvt_prefix_init(&core->prefix, core->table.blocks, config->blocks_max));
     KVT_TRY(kvt_transfers_init(&core->transfers, config->transfers_max));
+    core->landing = kvt_alloc(config->transfers_max, sizeof *core->landing);
+    if (!core->landing) return KVT_NOMEM;
     KVT_TRY(init_sequences(core));
     for (uint32_t q = 0; q < 2; q++) {
         core->write_back[q].capacity = WRITE_BACK_ENTRIES;
@@ -69,6 +71,7 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
 void kvt_core_done(struct kvt_core *core)
 {
     if (core->transfers.items) kvt_transfers_done(&core->transfers);
+    kvt_free(core->landing);
     if (core->admission) core->config.admission->destroy(core->admission);
     for (uint32_t i = 0; core->sequences && i < core->config.sequences_max; i++) {
         kvt_free(core->sequences[i].tail_tokens);

@@ -40,6 +40,7 @@
 #include "tiers/tier.h"
 
 #define KVT_STEPS_MAX 16
+#define KVT_LAND_RANGES 8 /* of layers, that a block comes in when it comes layer by layer */
 
 struct kvt_core_config {
     struct kvt_model_shape shape;
@@ -58,6 +59,7 @@ struct kvt_core_config {
     uint64_t step_ns;
     uint64_t prefill_tokens_per_s;
     enum kvt_prefetch prefetch;
+    bool is_layered; /* sealed blocks in host memory are left to the step that needs them (layers.h) */
     bool is_packing; /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
@@ -88,6 +90,9 @@ struct kvt_step_state {
     uint32_t stream;
     uint32_t first_sequence; /* chained by step_next */
     uint32_t limbo;          /* blocks whose claim and hold end with the step, chained by link */
+    /* Of blocks that land while it runs: a mark behind each range of layers, which ranges there are, which it waited for. */
+    kvt_mark range_marks[KVT_GROUPS_MAX][KVT_LAND_RANGES];
+    uint8_t landing_ranges[KVT_GROUPS_MAX], waited_ranges[KVT_GROUPS_MAX];
 };
 
 struct kvt_counters {
@@ -137,6 +142,10 @@ struct kvt_core {
     double codec_share;                 /* of the time that fetches to the device take, the part that unpacking takes */
     kvt_mark stream_marks[KVT_GPU_STREAMS_MAX]; /* latest mark of each engine stream */
     uint64_t events;                            /* grows when something became ready, or room was made, or was lost */
+    uint64_t fill_failures;                     /* device copies that were not filled after all */
+    uint64_t landings;                          /* blocks that came layer by layer, ever */
+    uint32_t *landing;                          /* [transfers_max] transfers that wait for kvt_layers_begin() */
+    uint32_t landing_count, landing_ops;        /* and the ops that they come to */
     uint64_t changes;                           /* grows when a copy that could not leave may be able to */
     uint64_t nvme_retry_ns;                     /* the store refused: not before then again; 0: it did not */
     uint32_t nvme_refusals;                     /* stashes in a row that the store did not take */

@@ -26,6 +26,7 @@ static const char *consequence(enum kvt_leg leg)
     case KVT_LEG_HOST_TO_NVME: return "the blocks are not stored, and stay where they are or are forgotten";
     case KVT_LEG_NVME_TO_HOST: return "misses: the tokens are computed again";
     case KVT_LEG_HOST_TO_DEVICE:
+    case KVT_LEG_HOST_TO_DEVICE_PART:
     case KVT_LEG_HOST_TO_WINDOW:
     case KVT_LEG_DEVICE_TO_DEVICE: return "they are tried again, or their tokens computed again";
     }

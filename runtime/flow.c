@@ -216,6 +216,41 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
     return KVT_FLOW_STARTED;
 }
 
+uint32_t kvt_flow_land(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    KVT_ASSERT(kvt_copy_is_resident(block, KVT_TIER_HOST)); /* invariant 2 */
+    const bool is_reserved = kvt_device_reserve(core, index);
+    KVT_ASSERT(is_reserved);
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_HOST_TO_DEVICE, index, index, KVT_PRIORITY_DEMAND);
+    KVT_ASSERT(transfer != NULL);
+    transfer->device_slot = block->device_slot;
+    transfer->landing = ++core->landings;
+    transfer->parts_left = kvt_flow_land_ranges(core, block->group) - 1;
+    return kvt_transfer_index(&core->transfers, transfer);
+}
+
+kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t index, uint32_t range)
+{
+    struct kvt_transfer *rest = &core->transfers.items[index], *transfer = rest;
+    struct kvt_block *block = kvt_core_block(core, rest->source);
+    const uint32_t layers = core->groups[block->group].layers, ranges = kvt_flow_land_ranges(core, block->group);
+    if (range + 1 < ranges) {
+        transfer = begin(core, KVT_LEG_HOST_TO_DEVICE_PART, rest->source, rest->target, KVT_PRIORITY_DEMAND);
+        KVT_ASSERT(transfer != NULL);
+        transfer->rest = index;
+    }
+    transfer->host_slot = block->host_slot;
+    block->readers[KVT_TIER_HOST]++;
+    core->host.policy_ops->touch(core->host.policy, block->host_slot);
+    fill_fetch_op(core, transfer);
+    transfer->op.layer_first = transfer->op.layer_target = range * layers / ranges;
+    transfer->op.layer_count = (range + 1) * layers / ranges - transfer->op.layer_first;
+    submit(core, transfer);
+    KVT_ASSERT(transfer->op.is_in_flight); /* otherwise there is no mark to wait for */
+    return transfer->op.ret_mark;
+}
+
 enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
@@ -500,16 +535,17 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
     const struct kvt_tier_op *op = &transfer->op;
     const bool is_copy = transfer->leg == KVT_LEG_DEVICE_TO_DEVICE;
     const uint32_t source_tier = is_copy ? (uint32_t)KVT_TIER_DEVICE : (uint32_t)KVT_TIER_HOST;
+    const enum kvt_status status = op->status == KVT_OK ? transfer->parts_status : op->status;
     struct kvt_block *block = kvt_core_block(core, target);
     uint32_t origin = KVT_NO_BLOCK;
-    if (op->status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
+    if (status == KVT_OK || KVT_PLANTED(FAILED_COPY)) {
         if (is_copy) {
             core->counters.copies++;
         } else {
             core->counters.fetches++;
             core->counters.bytes_out[KVT_TIER_HOST] += op->length;
             core->counters.bytes_in[KVT_TIER_DEVICE] += op->length;
-            measure_link(core, KVT_TIER_DEVICE, op, op->length);
+            if (op->layer_count == 0) measure_link(core, KVT_TIER_DEVICE, op, op->length);
             if (op->link_ns + op->codec_ns > 0)
                 core->codec_share = core->codec_share * 0.9
                     + 0.1 * (double)op->codec_ns / (double)(op->link_ns + op->codec_ns);
@@ -521,11 +557,12 @@ static void device_fill_done(struct kvt_core *core, struct kvt_transfer *transfe
         block->origin = KVT_NO_BLOCK;
     } else {
         core->counters.failures++;
+        core->fill_failures++;
         kvt_device_failed(core, target, false);
     }
     end_prefetch(core, transfer);
     kvt_copy_reader_gone(core, source, source_tier, false);
-    if (op->status == KVT_CORRUPT) unpack_failed(core, source);
+    if (status == KVT_CORRUPT) unpack_failed(core, source);
     if (source != target) kvt_block_settle(core, source);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
     kvt_block_settle(core, target);
@@ -558,6 +595,17 @@ static void host_to_window_done(struct kvt_core *core, struct kvt_transfer *tran
     kvt_block_settle(core, source);
 }
 
+/* Some layers are back; what fills the rest ends with its last part. */
+static void part_done(struct kvt_core *core, struct kvt_transfer *transfer)
+{
+    struct kvt_transfer *rest = &core->transfers.items[transfer->rest];
+    kvt_copy_reader_gone(core, transfer->source, KVT_TIER_HOST, false);
+    if (transfer->op.status != KVT_OK && rest->parts_status != KVT_CORRUPT) rest->parts_status = transfer->op.status;
+    KVT_ASSERT(rest->parts_left > 0);
+    rest->parts_left--;
+    if (rest->parts_left == 0 && rest->is_op_back) complete(core, rest);
+}
+
 /* The op of an abandoned transfer is back: nothing changes but the quarantine and the readers. */
 static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
 {
@@ -582,6 +630,7 @@ static void abandoned_done(struct kvt_core *core, struct kvt_transfer *transfer)
             core, source, transfer->leg == KVT_LEG_HOST_TO_DEVICE ? (uint32_t)KVT_TIER_HOST : (uint32_t)KVT_TIER_DEVICE,
             false);
         break;
+    case KVT_LEG_HOST_TO_DEVICE_PART: part_done(core, transfer); break;
     case KVT_LEG_HOST_TO_WINDOW:
         kvt_copy_reader_gone(core, source, KVT_TIER_HOST, false);
         let_window_go(core, transfer);
@@ -626,6 +675,10 @@ static void tell(const struct kvt_core *core, const struct kvt_transfer *transfe
 
 static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
 {
+    if (transfer->parts_left > 0) {
+        transfer->is_op_back = true;
+        return;
+    }
     if (core->config.env && core->config.env->on_transfer) tell(core, transfer);
     if (!transfer->is_abandoned)
         kvt_metrics_leg_done(&core->metrics, transfer, core->now_ns - transfer->leg_ns, !does_not_fit_packed(transfer));
@@ -641,6 +694,7 @@ static void complete(struct kvt_core *core, struct kvt_transfer *transfer)
         case KVT_LEG_NVME_TO_HOST: goes_on = nvme_to_host_done(core, transfer); break;
         case KVT_LEG_HOST_TO_DEVICE:
         case KVT_LEG_DEVICE_TO_DEVICE: device_fill_done(core, transfer); break;
+        case KVT_LEG_HOST_TO_DEVICE_PART: part_done(core, transfer); break;
         case KVT_LEG_HOST_TO_WINDOW: host_to_window_done(core, transfer); break;
         }
     }
@@ -691,10 +745,12 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         break;
     case KVT_LEG_HOST_TO_DEVICE:
     case KVT_LEG_DEVICE_TO_DEVICE:
+        core->fill_failures++;
         kvt_device_failed(core, target, true);
         forget_snapshot(core, target);
         end_prefetch(core, transfer);
         break;
+    case KVT_LEG_HOST_TO_DEVICE_PART: core->transfers.items[transfer->rest].parts_status = KVT_IO; break;
     case KVT_LEG_HOST_TO_WINDOW:
         kvt_reader_landed(core, transfer->reader, transfer->pass, transfer->entry, KVT_IO);
         break;

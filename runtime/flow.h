@@ -40,6 +40,19 @@ struct kvt_window_place {
 enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t layer,
                                  const struct kvt_window_place *place);
 
+/* Ranges of layers that a block of the group comes in when it comes layer by layer. */
+static inline uint32_t kvt_flow_land_ranges(const struct kvt_core *core, uint32_t group)
+{
+    return core->groups[group].layers < KVT_LAND_RANGES ? core->groups[group].layers : KVT_LAND_RANGES;
+}
+/*
+ * Reserves the device copy of a block that host memory has; the transfer that fills it, with nothing submitted. Each of
+ * its ranges is then submitted once, in order, as a transfer of its own but for the last one. Requires that all of
+ * it has room: slot, transfers, and the device's queue. land_range: a mark behind the range.
+ */
+uint32_t kvt_flow_land(struct kvt_core *core, uint32_t index);
+kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t transfer, uint32_t range);
+
 /* A transfer is free, and the device takes an op at once. */
 bool kvt_flow_can_copy_now(const struct kvt_core *core);
 /*

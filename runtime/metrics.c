@@ -18,6 +18,7 @@ const char *kvt_leg_name(enum kvt_leg leg)
     case KVT_LEG_NVME_TO_HOST: return "nvme_to_host";
     case KVT_LEG_HOST_TO_DEVICE: return "host_to_device";
     case KVT_LEG_DEVICE_TO_DEVICE: return "device_to_device";
+    case KVT_LEG_HOST_TO_DEVICE_PART: return "host_to_device_part";
     case KVT_LEG_HOST_TO_WINDOW: return "host_to_window";
     }
     return "?";

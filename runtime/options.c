@@ -63,12 +63,15 @@ static enum kvt_status check(const struct kvt_config *config, struct refusal ref
         return refuse(refusal, "device is %d: auto, cuda or emulated", (int)config->device);
     if ((uint32_t)config->prefetch > KVT_PREFETCH_OFF)
         return refuse(refusal, "prefetch is %d: lookahead, demand or off", (int)config->prefetch);
+    char names[512];
+    kvt_policy_names(names, sizeof names);
     if (!kvt_policy_find(config->device_policy))
-        return refuse(refusal, "device_policy is '%s': no such policy", config->device_policy);
+        return refuse(refusal, "device_policy is '%s': one of %s", config->device_policy, names);
     if (!kvt_policy_find(config->host_policy))
-        return refuse(refusal, "host_policy is '%s': no such policy", config->host_policy);
+        return refuse(refusal, "host_policy is '%s': one of %s", config->host_policy, names);
+    kvt_admission_names(names, sizeof names);
     if (!kvt_admission_find(config->admission))
-        return refuse(refusal, "admission is '%s': no such policy", config->admission);
+        return refuse(refusal, "admission is '%s': one of %s", config->admission, names);
     if (config->nvme_path && config->host_bytes == 0)
         return refuse(refusal, "host_bytes is 0: the nvme tier works through host memory");
     if (config->sequences_max > SEQUENCES_MAX)
@@ -255,6 +258,7 @@ static void fill_core(struct kvt_options *options)
     core->step_ns = config->step_ns;
     core->prefill_tokens_per_s = config->prefill_tokens_per_s;
     core->prefetch = config->prefetch;
+    core->is_layered = config->is_layered;
     core->is_packing = !config->is_codec_off;
     core->device_policy = kvt_policy_find(config->device_policy);
     core->host_policy = kvt_policy_find(config->host_policy);

@@ -5,6 +5,7 @@
 #include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/residency.h"
 
 #define BATCH 32             /* fetches, write-backs, host victims in one round */
@@ -335,6 +336,10 @@ static enum advance advance_fetch(struct kvt_core *core, struct kvt_sequence *se
     while (block_at_cursor(core, sequence, &index)) {
         if (*budget == 0) return ADVANCE_BATCH;
         if (index == KVT_NO_BLOCK) {
+            sequence->fetch.index++;
+            continue;
+        }
+        if (!is_warming && kvt_layers_are_left(core, sequence, index)) {
             sequence->fetch.index++;
             continue;
         }

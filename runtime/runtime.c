@@ -19,6 +19,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/options.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
@@ -146,6 +147,7 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
                                              .gpu = runtime->env.gpu,
                                              .codec = runtime->codec,
                                              .wake = wake,
+                                             .queue_depth = config->is_layered ? config->transfers_max : 0,
                                              .gpu_config = { .link_bytes_per_s = config->link_hbm_bytes_per_s,
                                                              .link_latency_ns = config->link_hbm_latency_ns } };
     memcpy(device.pool_of_group, options->core.pool_of_group, sizeof device.pool_of_group);
@@ -418,6 +420,18 @@ enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq)
     return end_call(runtime, kvt_sequence_idle(&runtime->core, sequence));
 }
 
+enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq, const struct kvt_seq_hint *hint)
+{
+    _Static_assert((int)KVT_NEXT_TOOL == (int)KVT_POLICY_NEXT_TOOL, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_PERSON == (int)KVT_POLICY_NEXT_PERSON, "the core hands it on as it is");
+    _Static_assert((int)KVT_NEXT_NOBODY == (int)KVT_POLICY_NEXT_NOBODY, "the core hands it on as it is");
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    if ((unsigned)hint->next > KVT_NEXT_NOBODY) return end_call(runtime, KVT_INVAL);
+    sequence->next_use = (uint8_t)hint->next;
+    sequence->turn = hint->turn;
+    return end_call(runtime, KVT_OK);
+}
+
 enum kvt_status kvt_seq_resume(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_room *ret_room)
 {
     BEGIN_SEQUENCE(runtime, seq, sequence)
@@ -455,7 +469,9 @@ enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t
     for (uint64_t i = 0; i < kvt_min_u64(count, max); i++) {
         const uint32_t block = is_state ? table->live : table->blocks[first + i];
         const bool is_pinned = block != KVT_NO_BLOCK && (is_state || first + i >= table->claimed_from);
-        ret_slots[i] = !is_pinned ? KVT_NO_SLOT : kvt_core_block(core, block)->device_slot;
+        ret_slots[i] = is_pinned ? kvt_core_block(core, block)->device_slot : KVT_NO_SLOT;
+        /* A block that failed to land has no slot any more. Its sequence is lost, whatever the kernels read. */
+        if (is_pinned && ret_slots[i] == KVT_NO_SLOT && kvt_sequence_is_suspect(sequence)) ret_slots[i] = 0;
     }
     *ret_first = first;
     *ret_count = count;
@@ -508,6 +524,27 @@ enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entr
     enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
     if (status == KVT_OK) status = kvt_core_step_begin(&runtime->core, entries, n, number, ret_step);
     return end_call(runtime, status);
+}
+
+enum kvt_status kvt_step_wait_layer(struct kvt_runtime *runtime, kvt_step step, uint32_t group, uint32_t layer,
+                                    kvt_stream stream)
+{
+    if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
+    kvt_runtime_lock(runtime);
+    uint32_t number = 0;
+    enum kvt_status status = kvt_runtime_stream_number(runtime, stream, &number);
+    if (status == KVT_OK) status = kvt_core_step_wait_layer(&runtime->core, step, group, layer, number);
+    return end_call(runtime, status);
+}
+
+enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq, enum kvt_ready *ret_ready,
+                               uint64_t *ret_lost_from)
+{
+    BEGIN_SEQUENCE(runtime, seq, sequence)
+    (void)kvt_runtime_pump(runtime);
+    *ret_ready = kvt_layers_settle(&runtime->core, sequence);
+    *ret_lost_from = sequence->lost_from;
+    return end_call(runtime, KVT_OK);
 }
 
 enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step)

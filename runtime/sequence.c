@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/lookup.h"
 #include "runtime/planner.h"
 #include "runtime/reader.h"
@@ -125,7 +126,9 @@ struct kvt_sequence *kvt_sequence_begin(struct kvt_core *core, bool is_idle)
                                        .step = NO_STEP,
                                        .tail_tokens = tail_tokens,
                                        .mode = is_idle ? KVT_SEQUENCE_IDLE : KVT_SEQUENCE_ACTIVE,
-                                       .lost_from = UINT64_MAX };
+                                       .lost_from = UINT64_MAX,
+                                       .suspect_from = UINT64_MAX,
+                                       .turn = UINT32_MAX };
     for (uint32_t g = 0; g < core->group_count; g++)
         sequence->groups[g] = (struct kvt_sequence_table){
             .blocks = tables[g].blocks, .capacity = tables[g].capacity, .live = KVT_NO_BLOCK, .spare = KVT_NO_BLOCK
@@ -168,6 +171,22 @@ bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, ui
     return group < sequence->fetch.group || (group == sequence->fetch.group && index < sequence->fetch.index);
 }
 
+/* What the pool's policy may want to know of entry i, which is about to be claimed or given up. */
+static void give_hint(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i)
+{
+    const struct kvt_pool *pool = &core->pools[core->config.pool_of_group[group]];
+    if (!pool->policy_ops->hint) return;
+    const struct kvt_policy_hint hint = {
+        .offset = i,
+        .length = sequence->groups[group].count,
+        .found = KVT_POLICY_UNKNOWN, /* of the device alone that is not known; the policy sees each touch */
+        .turn = sequence->turn,
+        .next = (enum kvt_policy_next)sequence->next_use,
+        .now_ms = core->now_ns / 1000000 + 1,
+    };
+    pool->policy_ops->hint(pool->policy, &hint);
+}
+
 static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     for (uint32_t g = core->group_count; g-- > 0;) {
@@ -180,8 +199,9 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
         for (uint32_t i = table->count; i-- > 0;) {
             prefetch_below(core, table, i);
-            if (table->blocks[i] != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, i))
-                kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
+            if (table->blocks[i] == KVT_NO_BLOCK || !kvt_sequence_claims(sequence, g, i)) continue;
+            give_hint(core, sequence, g, i);
+            kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
         }
         table->ready = 0;
     }
@@ -299,8 +319,9 @@ static void claim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             continue;
         }
         for (uint32_t i = table->claimed_from; i < table->count; i++) {
-            if (table->blocks[i] != KVT_NO_BLOCK && !kvt_sequence_claims(sequence, g, i))
-                kvt_block_claim(core, table->blocks[i]);
+            if (table->blocks[i] == KVT_NO_BLOCK || kvt_sequence_claims(sequence, g, i)) continue;
+            give_hint(core, sequence, g, i);
+            kvt_block_claim(core, table->blocks[i]);
         }
         table->ready = 0;
     }
@@ -352,9 +373,9 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
         const uint32_t i = --table->count;
         prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
-        if (block != KVT_NO_BLOCK)
-            kvt_sequence_let_go(core, sequence, block,
-                                !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
+        if (block == KVT_NO_BLOCK) continue;
+        give_hint(core, sequence, group, i);
+        kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
     }
     table->first = kvt_min_u32(table->first, table->count);
     table->ready = kvt_min_u32(table->ready, table->count);
@@ -410,6 +431,7 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     KVT_ASSERT(sequence->step == NO_STEP);
     kvt_core_end_stall(core, sequence);
     kvt_readers_close_of(core, sequence);
+    (void)kvt_layers_settle(core, sequence); /* what has not landed by now is not cached */
     if (!is_kept) mark_unkept(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);
@@ -647,7 +669,8 @@ static enum kvt_status fork_group(struct kvt_core *core, struct kvt_sequence *pa
 
 enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *parent, struct kvt_sequence **ret_fork)
 {
-    if (parent->step != NO_STEP) return KVT_INVAL;
+    /* What a fork shares must be what its tokens say. */
+    if (parent->step != NO_STEP || kvt_layers_settle(core, parent) == KVT_NOT_READY) return KVT_INVAL;
     /* With slots reserved it would go on writing tail and state, now shared, without asking; the next append makes them its own. */
     kvt_sequence_drop_reserved(core, parent);
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
@@ -665,6 +688,8 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     child->drop_tokens = parent->drop_tokens;
     child->drop_chain = parent->drop_chain;
     child->last_mark = parent->last_mark;
+    child->turn = parent->turn;
+    child->next_use = parent->next_use;
     memcpy(child->tail_tokens, parent->tail_tokens, (parent->tokens % core->block_tokens) * sizeof *child->tail_tokens);
     for (uint32_t g = 0; g < core->group_count; g++) {
         const enum kvt_status status = fork_group(core, parent, child, g);

@@ -26,6 +26,7 @@
 #define KVT_NO_SEQUENCE UINT32_MAX
 
 struct kvt_core;
+struct kvt_step_state;
 
 enum kvt_sequence_mode { KVT_SEQUENCE_FREE, KVT_SEQUENCE_IDLE, KVT_SEQUENCE_WARMING, KVT_SEQUENCE_ACTIVE };
 
@@ -80,6 +81,15 @@ struct kvt_sequence {
     uint32_t previous, next; /* in core->demand or core->expected */
     uint8_t list;            /* enum kvt_sequence_list_id */
     uint64_t lost_from;      /* UINT64_MAX: nothing lost */
+    /* What is computed from here on may have read what had not landed (layers.h); UINT64_MAX: nothing is. */
+    uint64_t suspect_from;
+    uint64_t failures_seen; /* core.fill_failures when that began */
+    uint64_t landing_last;  /* core.landings when its last blocks began to land */
+    bool is_unwaited;       /* its step did not wait for a layer that was on its way */
+    bool is_whole;          /* brought whole until it is ready: all at once did not fit */
+    uint8_t landing_tries;
+    uint32_t turn;                    /* as kvt_seq_hint told; UINT32_MAX: unknown */
+    uint8_t next_use;                 /* enum kvt_next */
 };
 
 enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };
@@ -157,6 +167,8 @@ enum kvt_status kvt_sequence_create(struct kvt_core *core, const struct kvt_seq_
                                     struct kvt_sequence **ret_sequence);
 
 /* ---- step.c ---- */
+/* The open step of a handle; NULL: there is none. */
+struct kvt_step_state *kvt_core_step_of(struct kvt_core *core, kvt_step step);
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n);
 enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry *entries, uint32_t n, uint32_t stream,
                                     kvt_step *ret_step);

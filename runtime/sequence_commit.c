@@ -5,6 +5,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/residency.h"
 #include "runtime/sequence.h"
 
@@ -68,7 +69,7 @@ static void seal_entry(struct kvt_core *core, struct kvt_sequence *sequence, uin
     struct kvt_block *block = kvt_core_block(core, own);
     block->key = key;
     kvt_block_set(block, KVT_BLOCK_SEALED, true);
-    if (sequence->is_unshared) return;
+    if (sequence->is_unshared || kvt_sequence_is_suspect(sequence)) return;
 
     const uint32_t other = kvt_prefix_find_or_insert(&core->prefix, own);
     if (other == KVT_NO_BLOCK) {
@@ -134,6 +135,7 @@ static void take_snapshot(struct kvt_core *core, struct kvt_sequence *sequence, 
     if (table->count > i) return; /* taken already */
     if (kvt_sequence_table_reserve(table, (uint64_t)i + 1) != KVT_OK) return;
     while (table->count < i) table->blocks[table->count++] = KVT_NO_BLOCK;
+    if (kvt_sequence_is_suspect(sequence)) return; /* it would be found before it is known to be right */
     uint32_t known = sequence->is_unshared ? KVT_NO_BLOCK : kvt_prefix_find(&core->prefix, group, sequence->chain);
     if (known != KVT_NO_BLOCK && !kvt_block_has_copies(kvt_core_block(core, known))) {
         kvt_block_unindex(core, known); /* its bytes were lost; this one takes its place */

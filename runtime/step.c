@@ -4,6 +4,7 @@
 #include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/layers.h"
 #include "runtime/planner.h"
 #include "runtime/reader.h"
 #include "runtime/residency.h"
@@ -78,6 +79,7 @@ static enum kvt_ready check_block(struct kvt_core *core, struct kvt_sequence *se
     case KVT_COPY_RESIDENT: return KVT_READY;
     case KVT_COPY_EMPTY:
         if (is_still_to_start(sequence, group, index)) return KVT_NOT_READY;
+        if (kvt_layers_are_left(core, sequence, block_index)) return KVT_NOT_READY;
         return absent(core, sequence, group, index, block_index);
     case KVT_COPY_FILLING:
     case KVT_COPY_STATES: break;
@@ -145,7 +147,7 @@ static enum kvt_ready check_writable(struct kvt_core *core, struct kvt_sequence 
 
 static enum kvt_ready check_ready(struct kvt_core *core, struct kvt_sequence *sequence)
 {
-    if (sequence->lost_from != UINT64_MAX) return KVT_LOST;
+    if (kvt_layers_settle(core, sequence) == KVT_LOST) return KVT_LOST;
     const bool is_started = sequence->list == KVT_LIST_DEMAND || sequence->fetch.group == core->group_count;
     if (core->config.prefetch == KVT_PREFETCH_OFF && !is_started)
         kvt_sequence_list_append(core, sequence, KVT_LIST_DEMAND);
@@ -157,13 +159,32 @@ static enum kvt_ready check_ready(struct kvt_core *core, struct kvt_sequence *se
         if (ready != KVT_READY) return ready;
     }
     const enum kvt_ready ready = check_writable(core, sequence);
-    if (ready == KVT_READY) sequence->retries = 0;
+    if (ready == KVT_READY) {
+        sequence->retries = 0;
+        sequence->is_whole = false;
+    }
     return ready;
+}
+
+/* Ready, or so that what it lacks can land while the step runs; what it writes must be there. */
+static enum kvt_ready check_or_land(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    const enum kvt_ready ready = check_ready(core, sequence);
+    if (ready != KVT_NOT_READY || !core->config.is_layered) return ready;
+    for (uint32_t g = 0; g < core->group_count && sequence->reserved != sequence->tokens; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        uint32_t block = table->live;
+        if (!is_state(core, g))
+            block = table->blocks[kvt_min_u64(sequence->tokens / core->block_tokens, table->count - 1)];
+        if (block == KVT_NO_BLOCK || !kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_DEVICE))
+            return KVT_NOT_READY;
+    }
+    return check_writable(core, sequence) == KVT_READY ? kvt_layers_admit(core, sequence) : KVT_NOT_READY;
 }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-static struct kvt_step_state *step_of(struct kvt_core *core, kvt_step step)
+struct kvt_step_state *kvt_core_step_of(struct kvt_core *core, kvt_step step)
 {
     const uint32_t index = (uint32_t)step - 1;
     if (step == 0 || index >= KVT_STEPS_MAX) return NULL;
@@ -245,10 +266,10 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, entries[i].seq);
         const bool is_named_twice = sequence->step != NO_STEP;
-        entries[i].ready = is_named_twice ? KVT_NOT_READY : check_ready(core, sequence);
+        entries[i].ready = is_named_twice ? KVT_NOT_READY : check_or_land(core, sequence);
         if (!is_named_twice) note_stall(core, sequence, entries[i].ready == KVT_NOT_READY);
         entries[i].lost_from = sequence->lost_from;
-        if (entries[i].ready != KVT_READY) continue;
+        if (entries[i].ready != KVT_READY && entries[i].ready != KVT_LANDING) continue;
         sequence->step = step_index;
         sequence->step_next = step->first_sequence;
         step->first_sequence = (uint32_t)(sequence - core->sequences);
@@ -259,6 +280,7 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
         return KVT_OK;
     }
     core->metrics.steps++;
+    kvt_layers_begin(core, step);
     kvt_core_order_after_other_streams(core, stream);
     measure_step(core);
     *ret_step = ((uint64_t)step->generation << 32) | (step_index + 1);
@@ -267,7 +289,7 @@ enum kvt_status kvt_core_step_begin(struct kvt_core *core, struct kvt_step_entry
 
 enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
 {
-    struct kvt_step_state *step = step_of(core, handle);
+    struct kvt_step_state *step = kvt_core_step_of(core, handle);
     if (!step) return KVT_INVAL;
     const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, step->stream) : 0;
     if (core->gpu) core->stream_marks[step->stream] = mark;
@@ -275,6 +297,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
         struct kvt_sequence *sequence = &core->sequences[s];
         sequence->last_mark = mark;
         kvt_readers_end_of(core, sequence, mark);
+        kvt_layers_end(core, step, sequence);
         sequence->step = NO_STEP;
         kvt_sequence_slide(core, sequence);
     }

@@ -23,6 +23,7 @@ enum kvt_leg {
     KVT_LEG_NVME_TO_HOST,
     KVT_LEG_HOST_TO_DEVICE,
     KVT_LEG_DEVICE_TO_DEVICE,
+    KVT_LEG_HOST_TO_DEVICE_PART, /* some layers ahead of the rest, which is a transfer host -> device */
     KVT_LEG_HOST_TO_WINDOW /* one layer of source, to a place in a reader's window: target is the window's block */
 };
 enum { KVT_LEGS = KVT_LEG_HOST_TO_WINDOW + 1 };
@@ -36,6 +37,12 @@ struct kvt_transfer {
     uint32_t host_slot;   /* reserved for, or read as, the host copy of source */
     bool goes_on;         /* nvme -> host, then on to the device copy of target; false: a reader takes it from there */
     uint32_t reader, pass, entry; /* to a window: who is told */
+    /* Layer by layer: a part names the transfer of the rest, which ends with its last part. */
+    uint64_t landing; /* of the rest: core.landings when it began; 0: of others */
+    uint32_t rest;
+    uint32_t parts_left;
+    enum kvt_status parts_status; /* of the parts that are back */
+    bool is_op_back;              /* of the rest, before its parts */
     bool is_abandoned;
     bool is_prefetch;
     uint32_t epoch; /* of the core when it began: a reset in between forbids publication */

@@ -36,6 +36,7 @@ static void count_transfer(const struct kvt_transfer *transfer, struct recount *
         [KVT_LEG_DEVICE_TO_HOST] = KVT_TIER_DEVICE,   [KVT_LEG_HOST_TO_NVME] = KVT_TIER_HOST,
         [KVT_LEG_NVME_TO_HOST] = KVT_TIER_NVME,       [KVT_LEG_HOST_TO_DEVICE] = KVT_TIER_HOST,
         [KVT_LEG_DEVICE_TO_DEVICE] = KVT_TIER_DEVICE, [KVT_LEG_HOST_TO_WINDOW] = KVT_TIER_HOST,
+        [KVT_LEG_HOST_TO_DEVICE_PART] = KVT_TIER_HOST,
     };
     if (transfer->is_abandoned) {
         recount->refs[transfer->source]++;

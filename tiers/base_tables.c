@@ -183,6 +183,8 @@ void kvt_base_tables_observe(struct kvt_base_tables *tables, const struct kvt_ch
     unlock(tables);
 }
 
+bool kvt_base_tables_is_learning(const struct kvt_base_tables *tables) { return atomic_load(&tables->is_learning); }
+
 const struct kvt_base_set *kvt_base_tables_current(struct kvt_base_tables *tables)
 {
     return atomic_load_explicit(&tables->in_use, memory_order_acquire);

@@ -63,6 +63,9 @@ void kvt_base_tables_hold(struct kvt_base_tables *tables, bool is_on);
 /* Learns from a block when learning is on and no other thread is at it; publishes the set when it has seen enough. */
 void kvt_base_tables_observe(struct kvt_base_tables *tables, const struct kvt_chunk_view *chunks, uint32_t tokens);
 
+/* True while blocks are observed for a set that is not finished. */
+bool kvt_base_tables_is_learning(const struct kvt_base_tables *tables);
+
 /* The set to pack with, NULL for none; the set of this id, NULL when there is none. Valid until done. */
 const struct kvt_base_set *kvt_base_tables_current(struct kvt_base_tables *tables);
 const struct kvt_base_set *kvt_base_tables_find(struct kvt_base_tables *tables, uint32_t id);

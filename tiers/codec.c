@@ -22,6 +22,7 @@
  * An element is a value of the group's type, in a state group a byte.
  */
 #include "tiers/codec.h"
+#include "tiers/codec_device.h"
 
 #include <lz4.h>
 
@@ -752,6 +753,12 @@ enum kvt_status kvt_codec_unpack(struct kvt_codec *codec, uint32_t group, const 
     KVT_ASSERT(group < codec->group_count);
     return kvt_codec_unpack_layers(codec, group, packed, length, tokens, 0, codec->groups[group].layers, chunks,
                                    scratch);
+}
+
+struct kvt_base_tables *kvt_codec_ranked_tables(struct kvt_codec *codec, uint32_t group)
+{
+    KVT_ASSERT(group < codec->group_count);
+    return codec->groups[group].is_ranked ? &codec->groups[group].tables : NULL;
 }
 
 /* ---- Base tables ----------------------------------------------------------------------------------------------- */

@@ -3,12 +3,14 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/block_pack.h"
 #include "kernels/gpu_emulated.h"
 #include "kernels/pages.h"
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 #include "tiers/codec.h"
+#include "tiers/codec_device.h"
 
 #define QUEUE_DEPTH_DEFAULT 64
 
@@ -48,6 +50,7 @@ struct device_tier {
     struct kvt_env env;
     struct kvt_gpu *gpu;
     bool is_remote; /* the CPU cannot touch the device's memory */
+    bool can_pack;  /* the device does it by itself */
     struct kvt_codec *codec;
     struct kvt_wake wake;
     uint32_t group_count, pool_count;
@@ -200,9 +203,11 @@ static void run_job(struct kvt_gpu_job *gpu_job)
     if (op->kind != KVT_OP_COPY) op->link_ns = run_ns > op->codec_ns ? run_ns - op->codec_ns : 0;
 }
 
+/* ---- The same on a device that the CPU cannot touch ------------------------------------------ */
+
 /*
- * ---- The same on a device that the CPU cannot touch. A raw block goes by itself to and from pinned host memory. What is packed,
- *      or in ordinary memory, goes through the staging that the device lends; the stream's thread does the host's part.
+ * A raw block goes by itself to and from pinned host memory. What the CPU packs, or what lies in ordinary memory, goes
+ * through the staging that the device lends; the stream's thread does the host's part.
  */
 
 /* The layers that an op moves, as they lie in staging: their segments without gaps. */
@@ -274,6 +279,55 @@ static void refuse_job(struct device_job *job, enum kvt_status status)
     job->job.is_staged = false;
 }
 
+static void after_device_pack(struct kvt_gpu_job *gpu_job)
+{
+    struct kvt_tier_op *op = ((struct device_job *)gpu_job)->op;
+    op->ret_length = gpu_job->move.result;
+    op->ret_form = KVT_FORM_PACKED;
+    if (op->ret_length == 0) op->status = KVT_FULL;
+    else if (gpu_job->is_staged) memcpy(op->host, gpu_job->staging, op->ret_length);
+}
+
+static void after_device_unpack(struct kvt_gpu_job *gpu_job)
+{
+    struct kvt_tier_op *op = ((struct device_job *)gpu_job)->op;
+    if (gpu_job->move.result != KVT_BLOCK_OK) op->status = KVT_CORRUPT;
+}
+
+/* True when the device packs or unpacks the block by itself. The job is planned as if the CPU did. */
+static bool plan_pack(struct device_job *job)
+{
+    struct device_tier *d = job->tier;
+    const struct kvt_tier_op *op = job->op;
+    const struct group_map *map = &d->groups[op->group];
+    struct kvt_gpu_move *move = &job->job.move;
+    struct kvt_codec_device device;
+    const bool is_pinned = d->gpu->ops->host_is_pinned(d->gpu, op->host);
+    if (op->kind == KVT_OP_STASH) {
+        if (!kvt_codec_device_pack(d->codec, op->group, op->tokens, &device)) return false;
+        move->kind = KVT_GPU_MOVE_PACK;
+        job->job.is_staged = !is_pinned;
+        job->job.after = after_device_pack;
+    } else {
+        if (!is_pinned || op->layer_count > 0 || op->length > map->block_bytes) return false;
+        if (!kvt_codec_device_unpack(d->codec, op->group, op->host, op->length, op->tokens, &device)) return false;
+        move->kind = KVT_GPU_MOVE_UNPACK;
+        job->job.is_staged = false;
+        job->job.before = NULL;
+        job->job.after = after_device_unpack;
+    }
+    move->pack = (struct kvt_gpu_pack){ .shape = device.shape,
+                                        .layers = map->layers,
+                                        .tokens = op->tokens,
+                                        .bases_id = device.bases_id,
+                                        .bases = device.bases,
+                                        .bases_row_bytes = device.bases_row_bytes,
+                                        .length = op->length };
+    if (op->kind == KVT_OP_STASH)
+        move->pack.length = is_pinned ? op->host_capacity : (uint32_t)kvt_min_u64(op->host_capacity, map->block_bytes);
+    return true;
+}
+
 static void plan_move(struct device_job *job)
 {
     struct device_tier *d = job->tier;
@@ -305,6 +359,7 @@ static void plan_move(struct device_job *job)
         gpu_job->move.source = pages_of(map, op->source_slot, op->tokens);
         break;
     }
+    if (is_packed && d->can_pack && op->kind != KVT_OP_COPY) (void)plan_pack(job);
 }
 
 static void finish_job(struct kvt_gpu_job *gpu_job)
@@ -562,12 +617,15 @@ static enum kvt_status open_parts(struct device_tier *d, const struct kvt_device
         gpu_config.staging_bytes = kvt_max_u64(gpu_config.staging_bytes,
                                                kvt_group_block_bytes(group, config->shape.block_tokens));
     }
+    for (uint32_t g = 0; d->codec && g < config->shape.group_count; g++)
+        gpu_config.bases_bytes = kvt_max_u64(gpu_config.bases_bytes, kvt_codec_device_bases_bytes(d->codec, g));
     KVT_TRY(gpu_ops->open(&gpu_config, &d->env, &d->gpu));
     d->is_remote = gpu_ops != &kvt_gpu_emulated_ops;
     KVT_TRY(open_pools(d, config));
     d->group_count = config->shape.group_count;
     for (uint32_t g = 0; g < d->group_count; g++) KVT_TRY(map_group(d, config, g));
     KVT_TRY(open_lanes(d, &config->shape));
+    d->can_pack = d->codec && d->is_remote && d->gpu->ops->can_pack(d->gpu);
     return open_jobs(d, d->tier.queue_depth);
 }
 

@@ -18,8 +18,9 @@
 struct kvt_host_tier;
 
 /*
- * How a chunk is pinned for a device: by the device, whose registration pins it for the system as well. Called by the worker,
- * chunk after chunk; unpin by close, the last chunk first, when nothing uses the chunks any more. pin NULL: mlock.
+ * How a chunk is pinned for a device: by the device, whose registration pins it for the system as well. Called by
+ * the worker, chunk after chunk; unpin by close, the last chunk first, when nothing uses the chunks any more. pin
+ * NULL: mlock.
  */
 struct kvt_host_pin {
     bool (*pin)(void *user, void *memory, size_t size_bytes);
@@ -43,7 +44,8 @@ void kvt_host_tier_close(struct kvt_host_tier **host);
 uint32_t kvt_host_tier_chunk_count(const struct kvt_host_tier *host);
 
 /*
- * Chunks 0 .. ready - 1 can be used. Grows until it is the chunk count. In a single-threaded env all are ready at once.
+ * Chunks 0 .. ready - 1 can be used. Grows until it is the chunk count. In a single-threaded env all are ready at
+ * once.
  */
 uint32_t kvt_host_tier_ready_chunks(const struct kvt_host_tier *host);
 

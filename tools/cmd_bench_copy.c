@@ -15,7 +15,9 @@
 
 static const char command[] = "kvtier bench copy";
 
-/* ---- What the parts share ---------------------------------------------------------------------------------------- */
+/*
+ * ---- What the parts share ----------------------------------------------------------------------------------------
+ */
 
 void kvt_copy_bench_add(struct kvt_copy_bench *bench, const char *unit, double value, double ceiling, double target,
                         const char *format, ...)
@@ -63,7 +65,9 @@ bool kvt_copy_bench_fail(const char *format, ...)
     return false;
 }
 
-/* ---- Report ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- Report ------------------------------------------------------------------------------------------------------
+ */
 
 static void print_json(const struct kvt_copy_bench *bench)
 {
@@ -116,7 +120,9 @@ static void print_table(const struct kvt_copy_bench *bench)
                  (unsigned long long)bench->mismatches);
 }
 
-/* ---- Run --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Run ---------------------------------------------------------------------------------------------------------
+ */
 
 static void say(void *user, enum kvt_log_level level, const char *line)
 {

@@ -15,8 +15,8 @@ struct kvt_bench_copy_options {
 };
 
 /*
- * Measures and prints a table, or one JSON object with cases[{name,value,unit,ceiling,ratio}]. Returns the exit status: 0; 1 when
- * it could not be measured or a byte was wrong; 2 when the device asked for is not there.
+ * Measures and prints a table, or one JSON object with cases[{name,value,unit,ceiling,ratio}]. Returns the exit
+ * status: 0; 1 when it could not be measured or a byte was wrong; 2 when the device asked for is not there.
  */
 int kvt_bench_copy(const struct kvt_bench_copy_options *options);
 

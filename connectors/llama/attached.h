@@ -1,7 +1,7 @@
 /*
  * attached: what a connector that is attached to a context consists of, for the files of this folder.
  *
- * keys.c says what records are called, match.c which of them make a prefix, save.c and restore.c move them between the
+ * keys.c says what records are called, shift.c which sequences are not what they seem, match.c which of them make a prefix, save.c and restore.c move them between the
  * engine and the vault, whole.c does both for states that are not split, attach.c learns all that is learned once.
  */
 #ifndef KVT_CONNECTORS_LLAMA_ATTACHED_H
@@ -39,9 +39,17 @@ struct kvt_llama_plan {
     uint32_t count, capacity;
 };
 
+/* A token as it was last seen in a sequence: shift.c. */
+struct kvt_llama_seen {
+    int32_t token;
+    uint32_t sum; /* of its V */
+};
+
 struct kvt_llama_seq {
     bool is_tainted;
     uint64_t saved_tokens; /* by the last save; 0: none since it was emptied */
+    struct kvt_llama_seen *seen;
+    uint64_t seen_count, seen_capacity;
 };
 
 struct kvt_llama {
@@ -116,6 +124,14 @@ KVT_NODISCARD enum kvt_status kvt_llama_restore_whole(struct kvt_llama *llama, i
 /* The longest whole state of at most tokens_max tokens; 0: none. */
 uint64_t kvt_llama_match_whole(struct kvt_llama *llama, const int32_t *tokens, uint64_t tokens_max);
 uint64_t kvt_llama_forget_whole(struct kvt_llama *llama, const int32_t *tokens, uint64_t count);
+
+/*
+ * Remembers what a sequence holds: tokens 0 to count - 1, token i in cell cells[i], or i when cells is NULL. INVAL: it was shifted since it
+ * was seen last | NOMEM.
+ */
+KVT_NODISCARD enum kvt_status kvt_llama_see(struct kvt_llama *llama, int32_t seq_id, const int32_t *tokens,
+                                            uint64_t count, const uint8_t *state,
+                                            const struct kvt_llama_cache_view *view, const uint32_t *cells);
 
 /* Room for a state of so many bytes in llama->staging. NOMEM. */
 KVT_NODISCARD enum kvt_status kvt_llama_staging(struct kvt_llama *llama, size_t bytes);

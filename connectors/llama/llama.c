@@ -52,7 +52,9 @@ enum kvt_status kvt_llama_read_state(struct kvt_llama *llama, int32_t seq, size_
 void kvt_llama_empty_seq(struct kvt_llama *llama, int32_t seq)
 {
     (void)llama->engine.memory_seq_rm(llama->memory, seq, -1, -1);
-    llama->seqs[seq] = (struct kvt_llama_seq){ 0 };
+    struct kvt_llama_seq *known = &llama->seqs[seq];
+    known->is_tainted = false;
+    known->saved_tokens = known->seen_count = 0;
 }
 
 bool kvt_llama_hand_over(struct kvt_llama *llama, int32_t seq, const uint8_t *state, size_t size, uint64_t tokens)
@@ -211,6 +213,7 @@ void kvt_llama_detach(struct kvt_llama **llama)
     kvt_free(l->known);
     kvt_free(l->tails);
     kvt_free(l->plan.pieces);
+    for (uint32_t seq = 0; l->seqs && seq < l->seq_count; seq++) kvt_free(l->seqs[seq].seen);
     kvt_free(l->seqs);
     kvt_llama_engine_done(&l->engine);
     kvt_free(l);
@@ -254,7 +257,10 @@ enum kvt_status kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const in
     else if (tokens_max > 0) status = kvt_llama_restore_blocks(llama, seq, tokens, count, tokens_max, &restored);
     kvt_llama_staging_trim(llama);
     llama->stats.restore_ns += kvt_env_now_ns(&llama->env) - start_ns;
-    KVT_TRY(status);
+    if (status != KVT_OK) {
+        kvt_llama_empty_seq(llama, seq);
+        return status;
+    }
     llama->seqs[seq].saved_tokens = restored;
     llama->stats.hit_tokens += restored;
     *ret_tokens = restored;

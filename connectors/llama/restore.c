@@ -40,7 +40,8 @@ static bool take_piece(void *user, uint32_t i, const uint8_t *bytes, uint32_t le
 }
 
 /* The planned state, into staging. *ret_is_whole: every record was there. */
-static enum kvt_status assemble(struct kvt_llama *llama, int32_t seq, size_t *ret_size, bool *ret_is_whole)
+static enum kvt_status assemble(struct kvt_llama *llama, int32_t seq, size_t *ret_size,
+                                struct kvt_llama_state_view *ret_view, bool *ret_is_whole)
 {
     struct kvt_llama_plan *plan = &llama->plan;
     struct filling filling = { .llama = llama };
@@ -56,6 +57,7 @@ static enum kvt_status assemble(struct kvt_llama *llama, int32_t seq, size_t *re
     *ret_is_whole = true;
     for (uint32_t i = 0; i < plan->count; i++) *ret_is_whole = *ret_is_whole && plan->pieces[i].is_there;
     *ret_size = size;
+    *ret_view = filling.view;
     return KVT_OK;
 }
 
@@ -75,15 +77,16 @@ static enum kvt_status restore_once(struct kvt_llama *llama, int32_t seq, const 
 {
     size_t size = 0;
     bool is_whole = false;
+    struct kvt_llama_state_view view = { 0 };
     /* A round that fails has forgotten at least one record; a disk that says less and less is not asked for ever. */
     for (uint32_t round = 0; !is_whole; round++) {
         KVT_TRY(kvt_llama_plan_prefix(llama, tokens, count, tokens_max));
         if (llama->plan.tokens == 0 || round == ROUNDS_MAX) return KVT_OK;
-        KVT_TRY(assemble(llama, seq, &size, &is_whole));
+        KVT_TRY(assemble(llama, seq, &size, &view, &is_whole));
     }
     if (!kvt_llama_hand_over(llama, seq, llama->staging, size, llama->plan.tokens)) return KVT_BUSY;
     *ret_tokens = llama->plan.tokens;
-    return KVT_OK;
+    return kvt_llama_see(llama, seq, tokens, llama->plan.tokens, llama->staging, &view.caches[KVT_LLAMA_FULL], NULL);
 }
 
 enum kvt_status kvt_llama_restore_blocks(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, uint64_t count,

@@ -131,6 +131,8 @@ enum kvt_status kvt_llama_save_blocks(struct kvt_llama *llama, int32_t seq, cons
     const uint64_t size = llama->block_tokens;
     struct source sources[KVT_LLAMA_CACHES_MAX];
     KVT_TRY(check_positions(llama, count, view, sources));
+    KVT_TRY(kvt_llama_see(llama, seq, tokens, count, llama->staging, sources[KVT_LLAMA_FULL].view,
+                          sources[KVT_LLAMA_FULL].cells));
     if (is_too_large(llama, sources)) return KVT_FULL;
     KVT_TRY(kvt_llama_chain(llama, tokens, count));
     enum kvt_status status = KVT_OK;

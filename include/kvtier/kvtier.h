@@ -119,6 +119,13 @@ struct kvt_config {
     uint64_t link_nvme_bytes_per_s; /* pacing of the store's disk; 0: none */
 
     const struct kvt_env *env; /* NULL: the real world */
+
+    /*
+     * true: a step may begin with sequences whose blocks are still on their way from host memory, layer by layer, so that
+     * layer 0 is computed while layer 1 loads. Such a sequence is LANDING: the engine calls kvt_step_wait_layer before
+     * each layer, and kvt_seq_landed before it uses what the step computed.
+     */
+    bool is_layered;
 };
 
 /* All zero but size, version, prefetch and the defaults above. */
@@ -217,6 +224,27 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_window(struct kvt_runtime *runtime
 /* Between turns: the blocks stay held, and may leave the device. Reserved tokens are given back. INVAL: in a step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_idle(struct kvt_runtime *runtime, kvt_seq seq);
 
+/* Whom the next turn of a sequence's conversation waits for, once this turn's answer is there. */
+enum kvt_next {
+    KVT_NEXT_UNKNOWN,
+    KVT_NEXT_TOOL,   /* a program: it will be back soon */
+    KVT_NEXT_PERSON, /* somebody who reads and thinks first */
+    KVT_NEXT_NOBODY  /* the conversation is over */
+};
+
+struct kvt_seq_hint {
+    enum kvt_next next;
+    uint32_t turn; /* of the conversation, the first is 0; UINT32_MAX: unknown */
+};
+
+/*
+ * What is known of the sequence beside its tokens, for eviction policies of the device tier that ask. Told before
+ * kvt_seq_idle or kvt_seq_finish, it orders what they release. It replaces what was told before; a fork inherits it. A
+ * guess that is wrong costs hits, never bytes. INVAL: stale sequence, or no such `next`.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq,
+                                                   const struct kvt_seq_hint *hint);
+
 /*
  * Claims the device again and fetches what is missing, before anything else. FULL in *ret_room: set another one idle
  * first.
@@ -234,8 +262,9 @@ KVT_API uint64_t kvt_seq_tokens(struct kvt_runtime *runtime, kvt_seq seq);
 
 /*
  * Slots of the sequence's blocks in one group, in token order from block *ret_first on (0 but in window groups);
- * KVT_NO_SLOT where a block was dropped, or is read through a reader (kvt_seq_stream). State group: one entry, the live state. Valid from step_begin to step_end.
- * *ret_count: how many there are, also when more than max. INVAL: not in a step.
+ * KVT_NO_SLOT where a block was dropped, or is read through a reader (kvt_seq_stream). State group: one entry, the live
+ * state. Valid from step_begin to step_end. In a LANDING sequence, a block that failed to land names some other slot: what
+ * is computed from it is told to be lost. *ret_count: how many there are, also when more than max. INVAL: not in a step.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_table(struct kvt_runtime *runtime, kvt_seq seq, uint32_t group,
                                                     uint32_t *ret_slots, uint64_t max, uint64_t *ret_first,
@@ -260,7 +289,8 @@ KVT_API void kvt_expect(struct kvt_runtime *runtime, const kvt_seq *seqs, const 
 enum kvt_ready {
     KVT_READY,     /* in the step */
     KVT_NOT_READY, /* blocks are on their way: not in the step */
-    KVT_LOST       /* tokens from lost_from on are gone: truncate to it and compute them again. Not in the step */
+    KVT_LOST,      /* tokens from lost_from on are gone: truncate to it and compute them again. Not in the step */
+    KVT_LANDING    /* in the step, while some of its blocks are on their way (is_layered): kvt_step_wait_layer */
 };
 
 struct kvt_step_entry {
@@ -270,12 +300,29 @@ struct kvt_step_entry {
 };
 
 /*
- * Begins a step of the sequences that are ready: their blocks are pinned until step_end, and stream is ordered after
- * everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already
+ * Begins a step of the sequences that are ready (with is_layered also of those that are LANDING): their blocks are pinned
+ * until step_end, and stream is ordered after everything that filled them. Never blocks. *ret_step is 0 when none was ready. INVAL: a stale, idle, or already
  * stepping sequence.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_step_begin(struct kvt_runtime *runtime, struct kvt_step_entry *entries,
                                                      uint32_t n, kvt_stream stream, kvt_step *ret_step);
+
+/*
+ * Orders stream behind what still fills this layer of a group, of all sequences in the step that are LANDING; the layers
+ * before it are there too. Before the first kernel that reads the layer. Layer: counted in its group. Of a step without
+ * such sequences it does nothing. INVAL: no such step, group or layer.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_step_wait_layer(struct kvt_runtime *runtime, kvt_step step, uint32_t group,
+                                                          uint32_t layer, kvt_stream stream);
+
+/*
+ * Of a sequence that was LANDING in a step: did its blocks land? Ask when the stream has passed the end of the step, and
+ * before what it computed is used. READY: all is right. NOT_READY: the runtime has not heard of all of them yet: kvt_wait,
+ * and ask again. LOST: a block did not land, or a layer was not waited for; tokens from *ret_lost_from on are not what
+ * they should be: truncate, and compute them again. step_begin says the same. INVAL: stale.
+ */
+KVT_NODISCARD KVT_API enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq,
+                                                     enum kvt_ready *ret_ready, uint64_t *ret_lost_from);
 
 /* Everything of the step is submitted to its stream. INVAL: no such step. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_step_end(struct kvt_runtime *runtime, kvt_step step);
@@ -360,8 +407,9 @@ struct kvt_piece {
 };
 
 /*
- * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c of a group starts
- * at kvt_device_slot(runtime, group, 0) + c * (block bytes / layers), K before V; KVT_NO_SLOT where a window dropped the
+ * The next blocks of the pass, at most max, in order. ret_chunks: where the layer of each lies: chunk c is the place of layer
+ * c % layers in slot c / layers, whichever layer it holds. So in memory that kvtier owns it starts at kvt_device_slot(runtime,
+ * group, 0) + c * (block bytes / layers), K before V. KVT_NO_SLOT where a window dropped the
  * block. They are ordered before whatever is submitted to stream from now on, and stay where they are until everything
  * submitted to stream before the next call on this reader (or the end of the step) is done. INVAL: stale, not in a step,
  * or no pass.

@@ -27,8 +27,7 @@ static __global__ void __launch_bounds__(KVT_CHECKSUM_THREADS)
             0xffffffffu, kvt_checksum_piece(run, start + (uint64_t)threadIdx.x * KVT_CHECKSUM_PIECE, table));
         if (threadIdx.x % 32 == 0) atomicXor(&sum, mine);
         __syncthreads();
-        if (threadIdx.x == 0) atomicXor(run->ret_crc, sum);
-        __syncthreads();
+        if (threadIdx.x == 0) atomicXor(run->ret_crc, sum); /* and thread 0 alone clears it for the next tile */
     }
 }
 

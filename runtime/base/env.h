@@ -17,9 +17,9 @@ enum kvt_log_level { KVT_LOG_ERROR, KVT_LOG_WARN, KVT_LOG_INFO, KVT_LOG_DEBUG };
 
 /* A transfer that is over: one leg between two tiers, or a copy within the device. */
 struct kvt_transfer_event {
-    uint32_t from, to;   /* KVT_TIER_... of kvtier.h */
-    uint32_t priority;   /* enum kvt_op_priority */
-    int32_t status;      /* enum kvt_status; what did not end with KVT_OK moved nothing that counts */
+    uint32_t from, to; /* KVT_TIER_... of kvtier.h */
+    uint32_t priority; /* enum kvt_op_priority */
+    int32_t status;    /* enum kvt_status; what did not end with KVT_OK moved nothing that counts */
     uint32_t block, group;
     uint64_t begun_ns, ended_ns; /* on the runtime's clock: queued, and seen to be done */
     uint64_t link_ns, codec_ns;  /* of that on the link, and packing or unpacking */

@@ -18,6 +18,7 @@
     X(FAILED_COPY, "a fetch that failed is taken for one that did not")                        \
     X(SLOT_TWICE, "the slot of a fetch that failed is given back twice")                       \
     X(MARK_GOES_BACK, "a slot's mark is overwritten with an older one")                        \
+    X(LAYER_BEFORE_LOAD, "a stream is not ordered behind the layer that it is to read")        \
     X(WINDOW_BEFORE_READ, "a place of a window is filled again while a kernel still reads it") \
     X(TABLE_TWICE, "a kernel's table is written again while a kernel is still to read it")     \
     X(ANY_ORDER, "a batch of copies may read its sources before its stream comes to it")       \

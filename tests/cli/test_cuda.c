@@ -47,8 +47,8 @@ static int64_t number(struct json_object *root, const char *object, const char *
 }
 
 /*
- * A run whose blocks go through host memory to the store; every one of them is compared. A second run finds them there.
- * Returns the bytes that came to the device.
+ * A run whose blocks go through host memory to the store; every one of them is compared. A second run finds them
+ * there. Returns the bytes that came to the device.
  */
 static int64_t run_verifies(const char *shape, const char *read)
 {

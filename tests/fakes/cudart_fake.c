@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/block_pack.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/pages.h"
 #include "runtime/base/assert.h"
@@ -237,6 +238,8 @@ static bool can_start(const struct CUstream_st *s)
     return s->first->kind != TASK_WAIT || s->first->event->done >= s->first->record;
 }
 
+static void pack_now(void *user);
+
 static void do_task(struct CUstream_st *s)
 {
     struct task *task = s->first;
@@ -256,6 +259,7 @@ static void do_task(struct CUstream_st *s)
         task->event->done = kvt_max_u64(task->event->done, task->record);
         for (uint32_t i = 0; i < fake.stream_count; i++) (void)pthread_cond_broadcast(&fake.streams[i]->wake);
     }
+    if (is_dropped && task->run == pack_now) kvt_free(task->user);
     kvt_free(task);
     s->done++;
     (void)pthread_cond_broadcast(&fake.progress);
@@ -620,4 +624,56 @@ enum kvt_status kvt_cuda_pages_move(const struct kvt_pages_run *runs, uint32_t c
     (void)leave(error);
     (void)cudaGetLastError();
     return error == cudaSuccess ? KVT_OK : KVT_IO;
+}
+
+/* A launch: what the kernel reads of the blocks is read when its turn comes, from where the device can. */
+struct packing {
+    const struct kvt_block_pack *packs;
+    const struct kvt_block_unpack *unpacks;
+    uint32_t count;
+};
+
+static void pack_now(void *user)
+{
+    struct packing *packing = user;
+    for (uint32_t i = 0; i < packing->count; i++) {
+        const struct kvt_rank_shape *shape = packing->packs ? &packing->packs[i].shape : &packing->unpacks[i].shape;
+        uint8_t *scratch = kvt_alloc(1, kvt_block_scratch_bytes(shape));
+        KVT_ASSERT(scratch != NULL);
+        if (packing->packs) kvt_block_pack(&packing->packs[i], kvt_rank_ops_best(), scratch);
+        else kvt_block_unpack(&packing->unpacks[i], kvt_rank_ops_best(), scratch);
+        kvt_free(scratch);
+    }
+    kvt_free(packing);
+}
+
+static enum kvt_status launch_blocks(const char *function, struct packing wanted, void *stream)
+{
+    const void *blocks = wanted.packs ? (const void *)wanted.packs : (const void *)wanted.unpacks;
+    cudaError_t error = enter(function);
+    if (error == cudaSuccess && !can_device_touch(blocks, wanted.count * sizeof(struct kvt_block_unpack)))
+        error = cudaErrorIllegalAddress;
+    if (error == cudaSuccess) {
+        struct packing *packing = kvt_alloc(1, sizeof *packing);
+        KVT_ASSERT(packing != NULL);
+        *packing = wanted;
+        queue(find(stream), (struct task){ .kind = TASK_RUN, .run = pack_now, .user = packing });
+    }
+    (void)leave(error);
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? KVT_OK : KVT_IO;
+}
+
+enum kvt_status kvt_cuda_block_pack(const struct kvt_block_pack *blocks, uint32_t count, uint32_t layers_max,
+                                    uint32_t ctas, void *stream)
+{
+    KVT_ASSERT(count > 0 && layers_max > 0 && ctas > 0);
+    return launch_blocks("kvt_cuda_block_pack", (struct packing){ .packs = blocks, .count = count }, stream);
+}
+
+enum kvt_status kvt_cuda_block_unpack(const struct kvt_block_unpack *blocks, uint32_t count, uint32_t layers_max,
+                                      uint32_t ctas, void *stream)
+{
+    KVT_ASSERT(count > 0 && layers_max > 0 && ctas > 0);
+    return launch_blocks("kvt_cuda_block_unpack", (struct packing){ .unpacks = blocks, .count = count }, stream);
 }

@@ -1,12 +1,12 @@
 /*
- * cudart_fake: the functions of the CUDA runtime that kvtier calls, on ordinary memory, so that the CUDA device is tested
- * where there is none. Linked instead of libcudart.
+ * cudart_fake: the functions of the CUDA runtime that kvtier calls, on ordinary memory, so that the CUDA device is
+ * tested where there is none. Linked instead of libcudart.
  *
- * Streams are asynchronous and in order, each with a thread; two know nothing of each other but by events. A copy reads
- * its bytes, and a kernel its table, when its turn comes. A test gates streams, makes calls fail, and loses the device.
- * Like the real one: a copy from or to memory that is not pinned blocks its caller; a batch on a default stream is
- * refused; a per-thread stream is another one in each thread; cudaFree waits for the whole device; a kernel that
- * touches memory which is neither the device's nor pinned is an error that stays.
+ * Streams are asynchronous and in order, each with a thread; two know nothing of each other but by events. A copy
+ * reads its bytes, and a kernel its table, when its turn comes. A test gates streams, makes calls fail, and loses
+ * the device. Like the real one: a copy from or to memory that is not pinned blocks its caller; a batch on a default
+ * stream is refused; a per-thread stream is another one in each thread; cudaFree waits for the whole device; a
+ * kernel that touches memory which is neither the device's nor pinned is an error that stays.
  *
  * Thread:  any. begin and end: one at a time, with nothing of the device open before and after.
  */
@@ -38,8 +38,8 @@ void cudart_fake_launch(void *stream, void (*run)(void *user), void *user);
 void cudart_fake_settle(void *stream);
 
 /*
- * The n-th call from now on (1: the next) of the function of this name returns the error (a cudaError_t); n 0: every call does
- * until it is set again. With is_sticky all calls do from then on, and queued work is dropped.
+ * The n-th call from now on (1: the next) of the function of this name returns the error (a cudaError_t); n 0: every
+ * call does until it is set again. With is_sticky all calls do from then on, and queued work is dropped.
  */
 void cudart_fake_fail(const char *function, uint32_t n, int error, bool is_sticky);
 /* An error that stays, as a kernel of somebody's causes it. */

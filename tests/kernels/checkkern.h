@@ -63,7 +63,7 @@ void kern_buffer_done(struct kern_buffer *buffer);
 void kern_touch(const struct kern_launches *side, void *memory, size_t size);
 void kern_fill_random(uint8_t *target, size_t size, struct kvt_rng *rng);
 
-extern const struct kern_kernel kern_block_pack, kern_block_unpack, kern_checksum, kern_pages, kern_pattern;
+extern const struct kern_kernel kern_attention, kern_block_pack, kern_block_unpack, kern_checksum, kern_pages, kern_pattern;
 extern const struct kern_kernel kern_quantise, kern_rank_planes;
 
 #endif

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/attention_body.h"
 #include "kernels/block_pack.h"
 #include "kernels/checksum.h"
 #include "kernels/pages_body.h"
@@ -27,6 +28,7 @@ struct kern_launches {
     bool (*finish)(void);                                        /* waits; false: something failed */
     void (*reseed)(uint64_t seed);                               /* the order of threads, where it can be chosen */
 
+    enum kvt_status (*attention)(const struct kvt_attention *args, uint32_t splits, float *scratch, void *stream);
     enum kvt_status (*block_pack)(const struct kvt_block_pack *blocks, uint32_t count, uint32_t layers_max,
                                   uint32_t ctas, void *stream);
     enum kvt_status (*block_unpack)(const struct kvt_block_unpack *blocks, uint32_t count, uint32_t layers_max,

@@ -45,6 +45,7 @@ const struct kern_launches kern_launches_cuda = {
     .copy = copy,
     .finish = finish,
     .reseed = reseed,
+    .attention = kvt_cuda_attention,
     .block_pack = kvt_cuda_block_pack,
     .block_unpack = kvt_cuda_block_unpack,
     .checksum = kvt_cuda_checksum,

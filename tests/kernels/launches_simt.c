@@ -6,6 +6,7 @@
 #include "tests/kernels/simt/simt.h"
 
 /* The names that simt.h gives to the launch functions, with the prototypes of kernels/cuda/launch.h. */
+#define kvt_cuda_attention kvt_simt_attention
 #define kvt_cuda_block_pack kvt_simt_block_pack
 #define kvt_cuda_block_unpack kvt_simt_block_unpack
 #define kvt_cuda_checksum kvt_simt_checksum
@@ -31,6 +32,7 @@ const struct kern_launches kern_launches_simt = {
     .copy = copy,
     .finish = finish,
     .reseed = kvt_simt_seed,
+    .attention = kvt_simt_attention,
     .block_pack = kvt_simt_block_pack,
     .block_unpack = kvt_simt_block_unpack,
     .checksum = kvt_simt_checksum,

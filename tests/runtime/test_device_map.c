@@ -1,6 +1,6 @@
 /*
- * Blocks in an engine's own tensors: a map for each group says where, and the bytes go through host memory and come back to
- * exactly those places. What no block could lie in is refused by name.
+ * Blocks in an engine's own tensors: a map for each group says where, and the bytes go through host memory and come
+ * back to exactly those places. What no block could lie in is refused by name.
  */
 #include <setjmp.h>
 #include <stdarg.h>

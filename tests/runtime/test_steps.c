@@ -146,12 +146,40 @@ static void a_snapshot_is_the_state_at_its_place_though_the_step_goes_on(void **
     world_close(&w);
 }
 
+/* ---- Hints ------------------------------------------------------------------------------------------------------- */
+
+static void a_hint_of_no_sequence_or_no_meaning_is_refused(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq, fork;
+    world_init(&w, 8, 0);
+    world_open(&w);
+    text_make(&text, 1, TOKENS);
+    (void)world_create(&w, &text, TOKENS, false, &seq);
+    struct kvt_seq_hint hint = { .next = KVT_NEXT_TOOL, .turn = 3 };
+    assert_int_equal(kvt_seq_hint(w.runtime, seq, &hint), KVT_OK);
+    assert_int_equal(kvt_seq_fork(w.runtime, seq, &fork), KVT_OK);
+    assert_int_equal(kvt_sequence_of(world_core(&w), fork)->next_use, KVT_NEXT_TOOL);
+    assert_int_equal(kvt_sequence_of(world_core(&w), fork)->turn, 3);
+    hint.next = (enum kvt_next)9;
+    assert_int_equal(kvt_seq_hint(w.runtime, seq, &hint), KVT_INVAL);
+    assert_int_equal(kvt_sequence_of(world_core(&w), seq)->next_use, KVT_NEXT_TOOL);
+    world_finish(&w, fork, true);
+    world_finish(&w, seq, true);
+    hint.next = KVT_NEXT_TOOL;
+    assert_int_equal(kvt_seq_hint(w.runtime, seq, &hint), KVT_INVAL);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_copy_below_does_not_outlive_what_a_step_adds_to_its_block),
         cmocka_unit_test(a_shared_block_is_not_replaced_under_a_step),
         cmocka_unit_test(a_snapshot_is_the_state_at_its_place_though_the_step_goes_on),
+        cmocka_unit_test(a_hint_of_no_sequence_or_no_meaning_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

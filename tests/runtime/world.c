@@ -170,7 +170,7 @@ struct kernel {
     struct kvt_group_shape group;
     uint16_t *slot;
     uint32_t plane_first, plane_count; /* of the block; slot points to the first */
-    uint32_t position, count; /* rows of the block */
+    uint32_t position, count;          /* rows of the block */
     uint64_t chain[BLOCK_TOKENS];
     bool is_write;
 };
@@ -303,15 +303,26 @@ enum kvt_room world_resume(struct world *world, kvt_seq seq)
     return room;
 }
 
+void world_wait_layer(struct world *world, kvt_step step, uint32_t group, uint32_t layer, uint32_t stream)
+{
+    assert_int_equal(
+        kvt_step_wait_layer(world->runtime, step, group, layer, kvt_emulated_stream(world->runtime, stream)), KVT_OK);
+}
+
 enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                                 uint64_t *ret_lost_from)
 {
     struct kvt_step_entry entry = { .seq = seq };
     assert_int_equal(kvt_step_begin(world->runtime, &entry, 1, kvt_emulated_stream(world->runtime, stream), ret_step),
                      KVT_OK);
-    assert_int_equal(*ret_step != 0, entry.ready == KVT_READY);
+    assert_int_equal(*ret_step != 0, entry.ready == KVT_READY || entry.ready == KVT_LANDING);
     *ret_lost_from = entry.lost_from;
-    return entry.ready;
+    if (entry.ready != KVT_LANDING) return entry.ready;
+    for (uint32_t g = 0; g < world->config.shape.group_count; g++) {
+        for (uint32_t layer = 0; layer < world->config.shape.groups[g].layers; layer++)
+            world_wait_layer(world, *ret_step, g, layer, stream);
+    }
+    return KVT_READY;
 }
 
 enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,

@@ -110,6 +110,9 @@ enum kvt_room world_resume(struct world *world, kvt_seq seq);
 /* Begins a step with it once it is ready, or ends after ROUNDS_MAX pumps. */
 enum kvt_ready world_begin(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                            uint64_t *ret_lost_from);
+/* In a step: what is submitted to the stream from now on comes after the layer's load. */
+void world_wait_layer(struct world *world, kvt_step step, uint32_t group, uint32_t layer, uint32_t stream);
+/* Once. A sequence that is LANDING counts as ready: the stream then waits for all of its layers. */
 enum kvt_ready world_begin_once(struct world *world, kvt_seq seq, uint32_t stream, kvt_step *ret_step,
                                 uint64_t *ret_lost_from);
 void world_end(struct world *world, kvt_step step);

@@ -21,14 +21,16 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "kvtier/kvtier.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/env.h"
 #include "runtime/base/rng.h"
+
+#define SECOND_NS (UINT64_C(1000000000))
 
 enum {
     ENGINES = 8,
@@ -297,11 +299,11 @@ static void read_numbers(struct stress *stress)
 /* What happens beside the engines, until the time is over: returns how often it went round. */
 static uint32_t disturb(struct stress *stress, uint64_t seconds, uint64_t *ret_early_bytes)
 {
-    const time_t end = time(NULL) + (time_t)seconds;
-    const time_t early = time(NULL) + (time_t)(seconds / 3);
+    const struct kvt_env env = kvt_env_default();
+    const uint64_t begin_ns = kvt_env_now_ns(&env), end_ns = begin_ns + seconds * SECOND_NS;
     uint32_t rounds = 0;
     *ret_early_bytes = 0;
-    for (struct kvt_rng rng = { 7 }; time(NULL) < end; rounds++) {
+    for (struct kvt_rng rng = { 7 }; kvt_env_now_ns(&env) < end_ns; rounds++) {
         (void)pthread_kill(stress->engines[kvt_rng_below(&rng, ENGINES)], SIGUSR1);
         read_numbers(stress);
         if (rounds % 64 == 32) {
@@ -310,7 +312,8 @@ static uint32_t disturb(struct stress *stress, uint64_t seconds, uint64_t *ret_e
         }
         if (rounds % 64 == 0) fork_child(stress);
         (void)kvt_wait(stress->runtime, 3000000);
-        if (*ret_early_bytes == 0 && time(NULL) >= early) *ret_early_bytes = resident_bytes();
+        if (*ret_early_bytes == 0 && kvt_env_now_ns(&env) >= begin_ns + seconds * SECOND_NS / 3)
+            *ret_early_bytes = resident_bytes();
     }
     return rounds;
 }

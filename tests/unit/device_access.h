@@ -1,10 +1,10 @@
 /*
  * device_access: the device under test, as its tests touch it: memory, and an engine's stream that can be held up.
  *
- * Emulated: memory is the CPU's, kernels run when the test cranks the stream. CUDA: memory is copied to and from; a "kernel"
- * is a copy on the stream, and what holds a stream up is a host function that waits, so that the same test runs on the fake
- * runtime and on a real device. Only one stream is held up at a time: a real device may run all host functions in one
- * thread.
+ * Emulated: memory is the CPU's, kernels run when the test cranks the stream. CUDA: memory is copied to and from; a
+ * "kernel" is a copy on the stream, and what holds a stream up is a host function that waits, so that the same test
+ * runs on the fake runtime and on a real device. Only one stream is held up at a time: a real device may run all
+ * host functions in one thread.
  */
 #ifndef KVT_TESTS_UNIT_DEVICE_ACCESS_H
 #define KVT_TESTS_UNIT_DEVICE_ACCESS_H

@@ -1,8 +1,8 @@
 /*
  * device_fixture: a device tier with one group of layers; its slots are filled with patterns and compared with them.
  *
- * The device is the emulated one, or, with KVT_TEST_CUDA, CUDA's: on the fake runtime (tests/fakes/cudart_fake.h) or on a
- * real one, depending on what the program links. device_access.h has what differs.
+ * The device is the emulated one, or, with KVT_TEST_CUDA, CUDA's: on the fake runtime (tests/fakes/cudart_fake.h) or
+ * on a real one, depending on what the program links. device_access.h has what differs.
  *
  * The codec is a stand-in that writes the bytes backwards and inverted, so that the tier's part is tested alone: a
  * program that includes this defines the codec's functions itself.
@@ -26,6 +26,7 @@
 #include "runtime/base/rng.h"
 #include "tests/unit/device_access.h"
 #include "tiers/codec.h"
+#include "tiers/codec_device.h"
 #include "tiers/device_tier.h"
 
 enum { BLOCK_TOKENS = 16, SLOTS = 4, HOST_BYTES = 64 * 1024, UNTOUCHED = 0xee };
@@ -89,6 +90,26 @@ enum kvt_status kvt_codec_unpack_layers(struct kvt_codec *c, uint32_t group, con
     }
     memset(scratch, 0x77, 64);
     return KVT_OK;
+}
+
+/* It knows nothing that a device could do by itself. */
+bool kvt_codec_device_pack(struct kvt_codec *c, uint32_t group, uint32_t tokens, struct kvt_codec_device *ret_device)
+{
+    (void)c, (void)group, (void)tokens, (void)ret_device;
+    return false;
+}
+
+bool kvt_codec_device_unpack(struct kvt_codec *c, uint32_t group, const uint8_t *packed, uint32_t length,
+                             uint32_t tokens, struct kvt_codec_device *ret_device)
+{
+    (void)c, (void)group, (void)packed, (void)length, (void)tokens, (void)ret_device;
+    return false;
+}
+
+size_t kvt_codec_device_bases_bytes(struct kvt_codec *c, uint32_t group)
+{
+    (void)c, (void)group;
+    return 0;
 }
 
 /* ---- The fixture ----------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /*
  * The device tier with the real codec: real KV is packed in the stash and comes back exact, at any alignment, while
- * base tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or stays inside the slot.
+ * base tables are learned, with stashes and fetches running side by side; damage is CORRUPT, or stays inside the
+ * slot.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,9 +15,14 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 #include "runtime/base/rng.h"
+#include "tests/unit/device_access.h"
 #include "tiers/codec.h"
 #include "tiers/device_tier.h"
 #include "tools/run/pages.h"
+
+#ifdef KVT_TEST_CUDA
+#include "tests/fakes/cudart_fake.h"
+#endif
 
 enum { LAYERS = 4, SLOTS = 6, SEGMENTS = 2 * LAYERS, UNTOUCHED = 0xee };
 
@@ -30,9 +36,13 @@ struct rig {
     void *base[SEGMENTS];
     uint64_t stride[SEGMENTS];
     struct kvt_device_segments segments;
-    uint8_t *host; /* SLOTS buffers of block_bytes */
+    uint8_t *host; /* SLOTS buffers of block_bytes; pinned where that is something */
+    size_t host_bytes;
+    bool is_pinned;
     uint8_t *kept; /* what was stashed, SLOTS raw blocks */
 };
+
+static bool are_buffers_pinned;
 
 static void open_rig(struct rig *r, enum kvt_dtype dtype)
 {
@@ -45,8 +55,9 @@ static void open_rig(struct rig *r, enum kvt_dtype dtype)
     r->segment_bytes = r->row_bytes * KVT_PAGES_TOKENS;
     r->block_bytes = r->segment_bytes * SEGMENTS;
     r->memory_bytes = (r->segment_bytes + 64) * SEGMENTS * SLOTS;
-    r->memory = kvt_alloc(1, r->memory_bytes);
-    r->host = kvt_alloc(SLOTS, r->block_bytes);
+    r->memory = device_alloc(r->memory_bytes);
+    r->host_bytes = kvt_align_up(SLOTS * r->block_bytes, 4096);
+    r->host = kvt_table_map(r->host_bytes);
     r->kept = kvt_alloc(SLOTS, r->block_bytes);
     assert_true(r->memory && r->host && r->kept);
     uint64_t at = 1;
@@ -59,18 +70,26 @@ static void open_rig(struct rig *r, enum kvt_dtype dtype)
     assert_int_equal(kvt_codec_create(&r->shape, &r->codec), KVT_OK);
     assert_int_equal(kvt_codec_learn(r->codec, true), KVT_OK);
     const struct kvt_env env = kvt_env_default();
-    const struct kvt_device_tier_config config = {
-        .shape = r->shape, .pool_count = 1, .pool_slots = { SLOTS }, .segments = { &r->segments }, .codec = r->codec
-    };
+    const struct kvt_device_tier_config config = { .shape = r->shape,
+                                                   .pool_count = 1,
+                                                   .pool_slots = { SLOTS },
+                                                   .segments = { &r->segments },
+                                                   .gpu = DEVICE_OPS,
+                                                   .codec = r->codec };
     assert_int_equal(kvt_device_tier_open(&config, &env, &r->tier), KVT_OK);
+    struct kvt_gpu *gpu = kvt_device_tier_gpu(r->tier);
+    r->is_pinned = are_buffers_pinned && gpu->ops->host_pin(gpu, r->host, r->host_bytes);
+    assert_int_equal(r->is_pinned, are_buffers_pinned);
 }
 
 static void close_rig(struct rig *r)
 {
+    struct kvt_gpu *gpu = kvt_device_tier_gpu(r->tier);
+    if (r->is_pinned) gpu->ops->host_unpin(gpu, r->host, r->host_bytes);
     kvt_tier_close(&r->tier);
     kvt_codec_destroy(&r->codec);
-    kvt_free(r->memory);
-    kvt_free(r->host);
+    device_free(r->memory, r->memory_bytes);
+    kvt_table_unmap(r->host, r->host_bytes);
     kvt_free(r->kept);
 }
 
@@ -192,7 +211,10 @@ static void real_kv_is_packed_and_comes_back_exact_at_odd_addresses(void **state
     }
 }
 
-/* Goal: some layers of a block, raw or packed, come alone, to their own places or to others', and nothing else is written. */
+/*
+ * Goal: some layers of a block, raw or packed, come alone, to their own places or to others', and nothing else is
+ * written.
+ */
 static void some_layers_of_a_block_come_alone_to_any_place(void **state)
 {
     (void)state;
@@ -294,7 +316,63 @@ static void damage_is_corrupt_or_stays_inside_the_slot(void **state)
     close_rig(&r);
 }
 
-int main(void)
+#ifdef KVT_TEST_CUDA
+
+/* Packed and unpacked by the device, a call that fails is an error and never other bytes. */
+static void the_device_packs_by_itself_and_says_so_when_it_cannot(void **state)
+{
+    (void)state;
+    static const char *const calls[] = { "kvt_cuda_block_pack", "kvt_cuda_block_unpack", "cudaMemcpyAsync",
+                                         "cudaEventRecord" };
+    struct rig r;
+    struct kvt_rng rng = { 21 };
+    uint32_t errors = 0;
+    open_rig(&r, KVT_DTYPE_BF16);
+    for (uint32_t round = 0; round < 24; round++) { /* the tables are learned from what the CPU packs */
+        fill(&r, 0, &rng);
+        struct kvt_tier_op stash = stash_of(&r, 0, KVT_PAGES_TOKENS);
+        run_op(&r, &stash);
+        assert_int_equal(stash.status, KVT_OK);
+    }
+    const uint32_t packs = cudart_fake_calls(calls[0]), unpacks = cudart_fake_calls(calls[1]);
+    for (uint32_t i = 0; i <= KVT_ARRAY_COUNT(calls) * 3; i++) {
+        fill(&r, 0, &rng);
+        blank(&r, 1);
+        if (i > 0) cudart_fake_fail(calls[(i - 1) / 3], 1 + (i - 1) % 3, cudaErrorInvalidValue, false);
+        struct kvt_tier_op stash = stash_of(&r, 0, KVT_PAGES_TOKENS);
+        run_op(&r, &stash);
+        errors += stash.status != KVT_OK;
+        assert_true(stash.status == KVT_OK || stash.status == KVT_IO);
+        if (stash.status != KVT_OK) continue;
+        assert_int_equal(stash.ret_form, KVT_FORM_PACKED);
+        struct kvt_tier_op fetch = fetch_of(&stash, 1);
+        run_op(&r, &fetch);
+        errors += fetch.status != KVT_OK;
+        assert_true(fetch.status == KVT_OK || fetch.status == KVT_IO);
+        if (fetch.status == KVT_OK) assert_true(is_exact(&r, 1, 0, KVT_PAGES_TOKENS));
+    }
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(calls); i++) cudart_fake_fail(calls[i], 1, cudaSuccess, false);
+    assert_true(cudart_fake_calls(calls[0]) >= packs + KVT_ARRAY_COUNT(calls) * 3);
+    assert_true(cudart_fake_calls(calls[1]) > unpacks + KVT_ARRAY_COUNT(calls));
+    assert_true(errors >= 5);
+    close_rig(&r);
+}
+
+static int run_device(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_device_packs_by_itself_and_says_so_when_it_cannot),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+static int run_device(void) { return 0; }
+
+#endif
+
+static int run_all(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(real_kv_is_packed_and_comes_back_exact_at_odd_addresses),
@@ -303,4 +381,17 @@ int main(void)
         cmocka_unit_test(damage_is_corrupt_or_stays_inside_the_slot),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/*
+ * On CUDA the fake's memory is the CPU's, too; packed by the CPU, and, where the buffers are pinned, on the device.
+ */
+int main(void)
+{
+    if (!device_begin()) return DEVICE_SKIPPED;
+    int failed = run_all();
+    are_buffers_pinned = DEVICE_IS_CUDA;
+    if (are_buffers_pinned) failed += run_all() + run_device();
+    device_end();
+    return failed;
 }

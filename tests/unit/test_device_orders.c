@@ -19,8 +19,8 @@ struct kernel {
 };
 
 /*
- * The engine: one compute stream, held up from hold to release. What is launched meanwhile runs at release, unless something
- * else holds it up still; finish waits for it.
+ * The engine: one compute stream, held up from hold to release. What is launched meanwhile runs at release, unless
+ * something else holds it up still; finish waits for it.
  */
 #ifdef KVT_TEST_CUDA
 

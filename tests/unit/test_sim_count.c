@@ -325,6 +325,111 @@ static void refused_memory_is_nomem(void **state)
     }
 }
 
+/* ---- What is counted --------------------------------------------------------------------------------------------- */
+
+static struct kvt_count_result count_from(const struct kvt_accesses *accesses, const char *policy,
+                                          enum kvt_count_mode mode, uint32_t tier_count, uint32_t warmup_requests)
+{
+    const struct kvt_count_job job = { .accesses = accesses,
+                                       .policy = kvt_policy_find(policy),
+                                       .mode = mode,
+                                       .capacities = { 2, 1 },
+                                       .tier_count = tier_count,
+                                       .warmup_requests = warmup_requests,
+                                       .repeat = 1 };
+    struct kvt_count_result result;
+    assert_int_equal(kvt_count(&job, &result), KVT_OK);
+    return result;
+}
+
+/* Goal: what is counted after a warm-up is all, less what the warm-up alone counts: it fills as ever. */
+static void a_warm_up_fills_and_is_not_counted(void **state)
+{
+    (void)state;
+    struct kvt_rng rng = { .state = 8 };
+    for (uint32_t n = 0; n < 200; n++) {
+        struct tiny tiny;
+        make_tiny(&tiny, &rng);
+        const uint32_t warmup = (uint32_t)kvt_rng_below(&rng, tiny.accesses.request_count + 2);
+        const enum kvt_count_mode mode = n % 2 == 0 ? KVT_COUNT_PREFIX : KVT_COUNT_FLAT;
+        const uint32_t tiers = 1 + n / 2 % 2;
+        struct kvt_accesses first = tiny.accesses;
+        first.request_count = kvt_min_u32(warmup, first.request_count);
+        first.access_count = first.request_count > 0 ? first.request_ends[first.request_count - 1] : 0;
+        const struct kvt_count_result all = count_from(&tiny.accesses, "lru", mode, tiers, 0);
+        const struct kvt_count_result before = count_from(&first, "lru", mode, tiers, 0);
+        const struct kvt_count_result after = count_from(&tiny.accesses, "lru", mode, tiers, warmup);
+        assert_int_equal(after.hits, all.hits - before.hits);
+        assert_int_equal(after.accesses, all.accesses - before.accesses);
+        assert_int_equal(after.hit_tokens, all.hit_tokens - before.hit_tokens);
+        assert_int_equal(after.writes, all.writes);
+        if (warmup < tiny.accesses.request_count) assert_int_equal(after.is_filled_before, before.is_filled);
+    }
+}
+
+/* Goal: a request's last block weighs the tokens that it has, wherever it is found; every other one is full. */
+static void hit_tokens_know_that_a_last_block_is_short(void **state)
+{
+    (void)state;
+    uint32_t blocks[] = { 0, 1, 0, 1, 0, 1, 2 }, ends[] = { 2, 4, 7 };
+    struct kvt_access_info infos[] = { { .last_tokens = 3 }, { .last_tokens = 3 }, { .last_tokens = 16 } };
+    const struct kvt_accesses accesses = { .blocks = blocks,
+                                           .request_ends = ends,
+                                           .infos = infos,
+                                           .access_count = 7,
+                                           .request_count = 3,
+                                           .block_count = 3,
+                                           .block_tokens = 16 };
+    for (uint32_t mode = KVT_COUNT_FLAT; mode <= KVT_COUNT_PREFIX; mode++) {
+        for (uint32_t tiers = 1; tiers <= 2; tiers++) {
+            const struct kvt_count_result result = count_from(&accesses, "lru", (enum kvt_count_mode)mode, tiers, 0);
+            assert_int_equal(result.tokens, 19 + 19 + 48);
+            assert_int_equal(result.hits, 4);
+            assert_int_equal(result.hit_tokens, 19 + 32);
+        }
+    }
+}
+
+/* Goal: of two blocks that were used equally often, the one that stands later in its request leaves first. */
+static void length_aware_lets_the_tail_go_first(void **state)
+{
+    (void)state;
+    /* Two slots: 0 and 1 are there when 2 comes, at the head of its request; then 0 is looked for, then 1. */
+    uint32_t blocks[] = { 0, 1, 2, 0 }, ends[] = { 2, 3, 4 };
+    const struct kvt_accesses accesses = {
+        .blocks = blocks, .request_ends = ends, .access_count = 4, .request_count = 3, .block_count = 3
+    };
+    assert_int_equal(hits_of(&accesses, "length-aware", KVT_COUNT_PREFIX, KVT_COUNT_HEAD, 2), 1);
+    assert_int_equal(hits_of(&accesses, "lru", KVT_COUNT_PREFIX, KVT_COUNT_HEAD, 2), 0);
+}
+
+/* Goal: what a tool is about to ask for again outlives what a person will come back to later, or not at all. */
+static void workload_aware_learns_who_comes_back(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 400, TOOLS = 8 };
+    uint32_t blocks[ROUNDS * (TOOLS + 6)], ends[ROUNDS * (TOOLS + 6)];
+    struct kvt_access_info infos[ROUNDS * (TOOLS + 6)];
+    struct kvt_accesses accesses = { .blocks = blocks, .request_ends = ends, .infos = infos, .block_tokens = 1 };
+    uint32_t n = 0, persons = TOOLS;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t i = 0; i < TOOLS + 6; i++, n++) {
+            const bool is_tool = i < TOOLS;
+            blocks[n] = is_tool ? i : persons++;
+            infos[n] = (struct kvt_access_info){ .arrival_ms = 1 + 100 * (uint64_t)n,
+                                                 .turn = UINT32_MAX,
+                                                 .last_tokens = 1,
+                                                 .stop = is_tool ? KVT_STOP_TOOL_USE : KVT_STOP_END_TURN };
+            ends[n] = n + 1;
+        }
+    }
+    accesses.access_count = accesses.request_count = n;
+    accesses.block_count = persons;
+    const uint64_t ours = hits_of(&accesses, "workload-aware", KVT_COUNT_PREFIX, KVT_COUNT_TAIL, TOOLS + 2);
+    assert_int_equal(hits_of(&accesses, "lru", KVT_COUNT_PREFIX, KVT_COUNT_TAIL, TOOLS + 2), 0);
+    assert_true(ours > (ROUNDS - 100) * TOOLS);
+}
+
 /* ---- Workloads --------------------------------------------------------------------------------------------------- */
 
 /* Goal: blocks of a generated workload are the same exactly where its prompts agree up to their ends. */
@@ -554,6 +659,34 @@ static void lirs_duel_gains_where_lru_loses_and_loses_nowhere(void **state)
     kvt_accesses_done(&accesses);
 }
 
+/* Goal: nor on what it was not made for: generated workloads of every kind, in pools from tight to roomy. */
+static void lirs_duel_is_never_half_a_point_below_lru_on_generated_workloads(void **state)
+{
+    (void)state;
+    static const char *const generators[] = { "chat", "agent", "longdoc", "batch" };
+    static const uint32_t percents[] = { 3, 10, 30, 50, 80 };
+    for (uint32_t n = 0; n < 3 * KVT_ARRAY_COUNT(generators); n++) {
+        const struct kvt_workload_options how = { .generator = generators[n % KVT_ARRAY_COUNT(generators)],
+                                                  .requests_max = n < KVT_ARRAY_COUNT(generators) ? 0 : 1200,
+                                                  .block_tokens = 32,
+                                                  .seed = n,
+                                                  .think_ns = UINT64_MAX };
+        struct kvt_workload *workload;
+        struct kvt_accesses accesses;
+        char error[256];
+        assert_int_equal(kvt_workload_create(&how, &workload, error, sizeof error), KVT_OK);
+        assert_int_equal(kvt_accesses_init(&accesses, workload), KVT_OK);
+        kvt_workload_destroy(&workload);
+        for (uint32_t c = 0; c < KVT_ARRAY_COUNT(percents); c++) {
+            const uint32_t blocks = kvt_max_u32(1, accesses.block_count * percents[c] / 100);
+            const uint64_t lru = hits_of(&accesses, "lru", KVT_COUNT_PREFIX, KVT_COUNT_TAIL, blocks);
+            const uint64_t ours = hits_of(&accesses, "lirs-duel", KVT_COUNT_PREFIX, KVT_COUNT_TAIL, blocks);
+            assert_true(ours + accesses.access_count / 200 >= lru);
+        }
+        kvt_accesses_done(&accesses);
+    }
+}
+
 static struct kvt_count_result admitted(const struct kvt_accesses *accesses, const char *admission, uint32_t capacity)
 {
     const struct kvt_count_job job = { .accesses = accesses,
@@ -591,7 +724,7 @@ static void adaptive_admission_is_no_worse_than_a_mixture(void **state)
                 / ((double)all.writes - (double)sight.writes);
             const double line = (double)sight.hits + share * ((double)all.hits - (double)sight.hits);
             assert_true((double)ours.hits >= (double)all.hits - point);
-            assert_true((double)ours.hits >= line - point / 10);
+            assert_true((double)ours.hits >= line);
             assert_true(ours.writes <= all.writes);
         }
         kvt_accesses_done(&accesses);
@@ -609,6 +742,11 @@ int main(void)
         cmocka_unit_test(an_exclusive_pair_of_lru_tiers_equals_one_of_their_sum),
         cmocka_unit_test(many_threads_count_what_one_counts),
         cmocka_unit_test(refused_memory_is_nomem),
+        cmocka_unit_test(a_warm_up_fills_and_is_not_counted),
+        cmocka_unit_test(hit_tokens_know_that_a_last_block_is_short),
+        cmocka_unit_test(length_aware_lets_the_tail_go_first),
+        cmocka_unit_test(workload_aware_learns_who_comes_back),
+        cmocka_unit_test(lirs_duel_is_never_half_a_point_below_lru_on_generated_workloads),
         cmocka_unit_test(generated_sessions_share_what_their_prompts_share),
         cmocka_unit_test(flat_counts_on_the_conversation_trace_equal_the_reference),
         cmocka_unit_test(known_counts_of_the_traces_hold),

@@ -33,7 +33,9 @@ static void run_move(struct kvt_gpu_job *job)
     job->link_bytes = move->kind == KVT_GPU_MOVE_COPY ? 0 : move->pages.count * move->pages.bytes;
 }
 
-/* ---- Jobs -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Jobs --------------------------------------------------------------------------------------------------------
+ */
 
 /* A block of `count` segments of `bytes`, with as much between them as they have. */
 struct layout {
@@ -98,7 +100,9 @@ static double rate_of_memcpy(struct links *l)
     return kvt_copy_bench_median(rates, l->bench->rounds);
 }
 
-/* ---- Cases ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Cases -------------------------------------------------------------------------------------------------------
+ */
 
 static const char *const names[KVT_COPY_DIRECTIONS] = { "to host", "to device" };
 
@@ -178,7 +182,10 @@ static double step_of(struct links *l, bool has_fetch, uint32_t passes)
     return kvt_copy_bench_median(times, l->bench->rounds);
 }
 
-/* As much compute as there is fetching, or somewhat more; then both at once. What could be had is the longer of the two. */
+/*
+ * As much compute as there is fetching, or somewhat more; then both at once. What could be had is the longer of the
+ * two.
+ */
 static void measure_overlap(struct links *l)
 {
     (void)rate_of(l, KVT_COPY_TO_HOST, (struct layout){ FRAGMENTS, FRAGMENT_BYTES }); /* lays the fragments out */
@@ -216,7 +223,9 @@ static void check(struct links *l)
     }
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/*
+ * ---- Open and close ----------------------------------------------------------------------------------------------
+ */
 
 static bool open_links(struct links *l)
 {

@@ -86,6 +86,17 @@ bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uin
     return true;
 }
 
+/* What the trace says of the turn that ended, as an engine knows it: not whether there will be another one. */
+static bool tell_next(struct kvt_schedule *s, const struct kvt_conversation *c)
+{
+    const struct kvt_request *request = kvt_conversation_request(&s->conversations, c);
+    struct kvt_seq_hint hint = { .turn = request->session == KVT_NO_SESSION ? UINT32_MAX : request->turn };
+    if (request->stop == KVT_STOP_TOOL_USE) hint.next = KVT_NEXT_TOOL;
+    if (request->stop == KVT_STOP_END_TURN) hint.next = KVT_NEXT_PERSON;
+    const enum kvt_status status = kvt_seq_hint(s->runtime, c->seq, &hint);
+    return status == KVT_OK || kvt_schedule_fail(s, "kvt_seq_hint", status);
+}
+
 bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t now_ns)
 {
     s->result->requests_completed++;
@@ -112,6 +123,7 @@ bool kvt_schedule_end_turn(struct kvt_schedule *s, struct kvt_conversation *c, u
     s->room_epoch++;
 
     const uint32_t next = s->conversations.next_turn[c->request];
+    if (!tell_next(s, c)) return false;
     if (next == KVT_NO_REQUEST) {
         const enum kvt_status status = kvt_seq_finish(s->runtime, c->seq, true);
         if (status != KVT_OK) return kvt_schedule_fail(s, "kvt_seq_finish", status);

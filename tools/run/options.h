@@ -40,8 +40,8 @@ struct kvt_run_options {
     uint32_t batch;
     uint64_t prefill_chunk;
     const char *trace_out, *record; /* files to write; NULL: none */
-    const char *metrics_path; /* NULL: none */
-    bool is_streaming;        /* requests larger than the device are streamed */
+    const char *metrics_path;       /* NULL: none */
+    bool is_streaming;              /* requests larger than the device are streamed */
     bool is_json;
 };
 

@@ -358,8 +358,8 @@ static void print_stream(const struct kvt_stream_counts *stream, FILE *file)
 void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
 {
     const struct kvt_schedule_result *run = report->run;
-    (void)fprintf(stream, "%s of %s on the %s device%s: %.1f s\n", report->workload->name, report->model, report->device,
-                  run->outcome == KVT_OUTCOME_INTERRUPTED ? ", interrupted" : "", report->seconds);
+    (void)fprintf(stream, "%s of %s on the %s device%s: %.1f s\n", report->workload->name, report->model,
+                  report->device, run->outcome == KVT_OUTCOME_INTERRUPTED ? ", interrupted" : "", report->seconds);
     (void)fprintf(stream, "  requests    %s of %s completed, %s failed\n",
                   kvt_format_count(run->requests_completed).text, kvt_format_count(run->requests).text,
                   kvt_format_count(run->requests_failed).text);

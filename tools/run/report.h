@@ -26,8 +26,8 @@ struct kvt_report {
     const struct kvt_schedule_result *run;
     const struct kvt_engine_counts *checks;
     const struct kvt_stream_counts *stream; /* NULL: nothing is streamed */
-    const struct kvt_latencies *latencies; /* sorted */
-    struct kvt_stats stats;                /* taken when the run ended */
+    const struct kvt_latencies *latencies;  /* sorted */
+    struct kvt_stats stats;                 /* taken when the run ended */
     uint64_t du_bytes; /* blocks of the store's files, as the file system counts them; 0: no store */
     double seconds;
     bool has_host, has_store;

@@ -131,13 +131,9 @@ static bool add_policy(struct kvt_sim_options *options, const struct kvt_policy_
 
 static error_t refuse_policies(const struct argp_state *state, const char *value)
 {
-    char rule[1024] = "names with commas between, of";
-    for (uint32_t i = 0; kvt_policy_at(i); i++) {
-        const size_t used = strlen(rule);
-        (void)snprintf(rule + used, sizeof rule - used, " %s,", kvt_policy_at(i)->name);
-    }
-    const size_t used = strlen(rule);
-    (void)snprintf(rule + used, sizeof rule - used, " belady; or all");
+    char names[512], rule[640];
+    kvt_policy_names(names, sizeof names);
+    (void)snprintf(rule, sizeof rule, "names with commas between, of %s, belady; or all", names);
     return refuse(state, "--policies", value, rule);
 }
 
@@ -162,14 +158,9 @@ static error_t read_policies(const struct argp_state *state, const char *value, 
 
 static error_t refuse_admissions(const struct argp_state *state, const char *value)
 {
-    char rule[512] = "names with commas between, of";
-    for (uint32_t i = 0; kvt_admission_at(i); i++) {
-        const size_t used = strlen(rule);
-        (void)snprintf(rule + used, sizeof rule - used, " %s,", kvt_admission_at(i)->name);
-    }
-    rule[strlen(rule) - 1] = '\0';
-    const size_t used = strlen(rule);
-    (void)snprintf(rule + used, sizeof rule - used, "; or each");
+    char names[512], rule[640];
+    kvt_admission_names(names, sizeof names);
+    (void)snprintf(rule, sizeof rule, "names with commas between, of %s; or each", names);
     return refuse(state, "--admission", value, rule);
 }
 

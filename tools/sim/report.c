@@ -218,7 +218,7 @@ static void print_writes(const struct kvt_sim_report *report, uint32_t base, FIL
     const struct kvt_sim_options *options = report->options;
     struct kvt_listing listing;
     kvt_listing_init(&listing, "lllrrr");
-    static const char *const heads[] = { "policy", "admission", "blocks", "hits %", "written", "of all's %" };
+    static const char *const heads[] = { "policy", "admission", "blocks", "hits %", "written", "of uses %" };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(heads); i++) kvt_listing_add(&listing, "%s", heads[i]);
     for (uint32_t p = 0; p < options->policy_count; p++) {
         for (uint32_t c = 0; c < options->capacity_count; c++) {

@@ -212,10 +212,16 @@ static bool cut_nvme(struct parsing *parsing, struct axis *axis, char *value)
     return true;
 }
 
-static const char *check_policy(const char *value)
+static const char *policies_rule(void)
 {
-    return kvt_policy_find(value) ? NULL : "names of eviction policies with commas between";
+    static char rule[640]; /* of a process that is about to end */
+    char names[512];
+    kvt_policy_names(names, sizeof names);
+    (void)snprintf(rule, sizeof rule, "names with commas between, of %s", names);
+    return rule;
 }
+
+static const char *check_policy(const char *value) { return kvt_policy_find(value) ? NULL : policies_rule(); }
 
 static const char *check_admission(const char *value)
 {
@@ -280,7 +286,7 @@ static int fill_job(const struct parsing *parsing, uint64_t n, struct kvt_timed_
     const int exit_status = kvt_run_options_parse(count, words, &job->options);
     if (exit_status != KVT_EXIT_OK) return exit_status;
     if (job->options.policy && !kvt_policy_find(job->options.policy))
-        return kvt_refuse_value(COMMAND, "--policy", job->options.policy, "no such policy");
+        return kvt_refuse_value(COMMAND, "--policy", job->options.policy, policies_rule());
     size_t used = (size_t)snprintf(job->label, sizeof job->label, "%s",
                                    job->options.policy ? job->options.policy : kvt_policy_at(0)->name);
     for (uint32_t a = 2; a < AXES; a++) {

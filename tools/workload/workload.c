@@ -157,9 +157,8 @@ static enum kvt_status finish(struct kvt_workload_build *build, struct workload_
         const struct kvt_workload_row *row = &build->rows[i];
         full->requests[i] = row->request;
         full->requests[i].arrival_ns -= start_ns;
-        full->requests[i].ids = row->request.id_count + row->request.output_id_count > 0
-            ? full->ids + row->ids_first
-            : NULL;
+        full->requests[i].ids = row->request.id_count + row->request.output_id_count > 0 ? full->ids + row->ids_first
+                                                                                         : NULL;
         full->streams[i] = row->streams;
     }
     full->common = kvt_workload_mix(options->seed, 1);

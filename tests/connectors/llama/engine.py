@@ -64,7 +64,7 @@ class Context:
     _models = {}
 
     def __init__(self, n_ctx=4096, n_seq=1, n_batch=512, flash=False, type_k=1, type_v=1, unified=False, swa_full=False,
-                 threads=2, rope_base=0.0):
+                 threads=0, rope_base=0.0):
         import llama_cpp as L
         self.L = L
         quiet = Context._models.setdefault("quiet", L.llama_log_callback(lambda level, text, user: None))
@@ -75,7 +75,7 @@ class Context:
         self.model = Context._models["model"]
         params = L.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, n_batch, n_batch, n_seq
-        params.n_threads = params.n_threads_batch = threads
+        params.n_threads = params.n_threads_batch = threads or int(os.environ.get("KVTIER_TEST_THREADS", "2"))
         params.flash_attn_type = 1 if flash else 0
         params.type_k, params.type_v = type_k, type_v
         params.kv_unified, params.swa_full = unified, swa_full

@@ -245,6 +245,16 @@ void made_up_shift(struct llama_context *ctx, int32_t seq, int32_t from, int32_t
     }
 }
 
+void made_up_cut(struct llama_context *ctx, int32_t seq, int32_t from, int32_t end)
+{
+    for (uint32_t c = 0; c < ctx->cache_count; c++) {
+        struct cell *cells = stream_of(&ctx->caches[c], seq);
+        for (uint32_t i = 0; i < ctx->caches[c].size; i++)
+            if (cells[i].seq == seq && cells[i].pos >= from && cells[i].pos < end) cells[i].pos = -1;
+    }
+    made_up_shift(ctx, seq, end, from - end);
+}
+
 /* ---- States ---------------------------------------------------------------------------------------------------------- */
 
 struct out {

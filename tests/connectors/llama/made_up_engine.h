@@ -46,6 +46,9 @@ uint32_t made_up_offered(
 /* Moves the positions of a sequence from `from` on by `by`, as a context shift does. */
 void made_up_shift(struct llama_context *ctx, int32_t seq, int32_t from, int32_t by);
 
+/* Takes tokens [from, end) out, and moves those behind them forward. */
+void made_up_cut(struct llama_context *ctx, int32_t seq, int32_t from, int32_t end);
+
 int32_t made_up_pos_max(struct llama_context *ctx, int32_t seq);
 void made_up_remove(struct llama_context *ctx, int32_t seq, int32_t from);
 

@@ -313,13 +313,13 @@ static void b62_damaged_records_are_recomputed_and_replaced_by_the_next_save(voi
         if (run == 0) {
             evaluate_and_save(ctx, llama, 0, tokens, 0, 400);
         } else if (run == 1) {
-            const uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
+            uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
             assert_true(restored < 400);
             kvt_llama_stats(llama, &stats);
             print_message("%lu of 400 tokens after 12 flipped bits, %lu records damaged\n", restored,
                           stats.damaged_blocks);
             assert_true(stats.damaged_blocks > 0);
-            made_up_remove(ctx, 0, (int32_t)restored);
+            assert_int_equal(kvt_llama_restore(llama, 0, tokens, 401, &restored), KVT_OK);
             evaluate_and_save(ctx, llama, 0, tokens, (uint32_t)restored, 400);
             assert_int_equal(check_prompt(ctx, llama, &made_up, 1, tokens, 401), 400);
         } else {
@@ -346,8 +346,8 @@ static void host_memory_and_disk_stay_under_their_caps(void **state)
     for (uint32_t turn = 0; turn < 40; turn++) {
         uint64_t saved = 0;
         make_tokens(turn % 20, tokens);
-        const uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 420);
-        made_up_remove(ctx, 0, (int32_t)restored);
+        uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 420);
+        assert_int_equal(kvt_llama_restore(llama, 0, tokens, 420, &restored), KVT_OK);
         for (uint32_t at = (uint32_t)restored; at < 420; at += 64) {
             const uint32_t count = kvt_min_u32(64, 420 - at);
             assert_true(made_up_evaluate(ctx, 0, tokens, at, count) != 0);
@@ -470,6 +470,41 @@ static void sequences_that_are_not_these_tokens_are_not_kept(void **state)
     assert_int_equal(kvt_llama_save(llama, 0, tokens, 20, &saved), KVT_OK);
     kvt_llama_detach(&llama);
     made_up_destroy(ctx);
+}
+
+static void a_shifted_sequence_is_not_kept_and_a_branch_is(void **state)
+{
+    (void)state;
+    for (uint32_t variant = 0; variant < 4; variant++) {
+        struct made_up_config made_up = made_up_config();
+        int32_t tokens[LENGTH], other[LENGTH];
+        uint64_t count = 0;
+        made_up.is_transposed = variant & 1;
+        made_up.window = variant & 2 ? 400 : 0;
+        make_tokens(94, tokens);
+        make_tokens(95, other);
+        struct llama_context *ctx = made_up_create(&made_up);
+        struct kvt_llama *llama = attach(ctx, false);
+        evaluate_and_save(ctx, llama, 0, tokens, 0, 200);
+        assert_int_equal(kvt_llama_restore(llama, 1, tokens, 201, &count), KVT_OK);
+        /* Both, the one that was saved and the one that was restored, lose 50 tokens in the middle and go on. */
+        memmove(tokens + 50, tokens + 100, (LENGTH - 100) * sizeof *tokens);
+        for (int32_t seq = 0; seq < 2; seq++) {
+            made_up_cut(ctx, seq, 50, 100);
+            assert_true(made_up_evaluate(ctx, seq, tokens, 150, 10) != 0);
+            assert_int_equal(kvt_llama_save(llama, seq, tokens, 160, &count), KVT_INVAL);
+        }
+        assert_true(kvt_llama_match(llama, tokens, 160) <= 50);
+        memcpy(other, tokens, 50 * sizeof *tokens);
+        assert_int_equal(kvt_llama_restore(llama, 0, other, LENGTH, &count), KVT_OK);
+        evaluate_and_save(ctx, llama, 0, other, (uint32_t)count, 200);
+        made_up_remove(ctx, 0, 120);
+        other[120] += 1;
+        evaluate_and_save(ctx, llama, 0, other, 120, 160);
+        assert_int_equal(check_prompt(ctx, llama, &made_up, 1, other, 161), 160);
+        kvt_llama_detach(&llama);
+        made_up_destroy(ctx);
+    }
 }
 
 static void states_of_unknown_layout_or_with_recurrent_layers_are_kept_whole_and_it_is_said(void **state)
@@ -653,6 +688,7 @@ int main(void)
         cmocka_unit_test(b67_a_refused_restore_leaves_an_empty_sequence_and_is_not_offered_again),
         cmocka_unit_test(b67_without_room_in_the_context_the_state_is_kept_for_later),
         cmocka_unit_test(sequences_that_are_not_these_tokens_are_not_kept),
+        cmocka_unit_test(a_shifted_sequence_is_not_kept_and_a_branch_is),
         cmocka_unit_test(states_of_unknown_layout_or_with_recurrent_layers_are_kept_whole_and_it_is_said),
         cmocka_unit_test(b64_a_state_larger_than_the_caps_is_refused_and_nothing_leaves),
         cmocka_unit_test(impossible_values_are_refused_with_field_value_and_rule),

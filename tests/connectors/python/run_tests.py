@@ -60,19 +60,23 @@ def main():
         print("skipped: no python3 with cffi was found when the build was set up (Debian: python3-cffi)")
         return 77
     sys.path[:0] = [options.package, str(pathlib.Path(__file__).resolve().parent)]
-    suite = unittest.TestSuite()
+    suite, left_out = unittest.TestSuite(), 0
     for module in options.modules:
         try:
             loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
         except unittest.SkipTest as reason:
             print(f"  skipped: {reason}\n[  SKIPPED ] {module.removeprefix('test_')}")
-            return 77
+            left_out += 1
+            continue
         suite.addTests(test for test in functions(loaded) if options.only in name_of(test))
     result = LinesResult()
     suite.run(result)
-    if not result.wasSuccessful() or result.testsRun == 0:
+    failed, skipped = len(result.failures) + len(result.errors), len(result.skipped) + left_out
+    passed = result.testsRun - failed - len(result.skipped)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    if failed > 0 or passed + skipped == 0:
         return 1
-    return 77 if len(result.skipped) == result.testsRun else 0
+    return 0 if passed > 0 else 77
 
 
 if __name__ == "__main__":

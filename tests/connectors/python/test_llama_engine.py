@@ -245,8 +245,11 @@ class Conversations(EngineTest):
     def test_a_conversation_ends_is_forgotten_and_is_refused_when_too_long(self):
         prompt = self.prompt(100)
         with Sessions(self.llama, 2, n_ctx=256, host="64MiB") as sessions:
-            self.check(sessions["a"], 0, prompt)
+            ended = sessions["a"]
+            self.check(ended, 0, prompt)
             sessions.end("a")
+            with self.assertRaisesRegex(kvtier.Closed, "has ended"):
+                ended.evaluate(prompt)
             self.assertNotIn("a", sessions)
             self.assertGreater(self.check(sessions["b"], 0, prompt), 0)
             sessions.end("b", forget=True)
@@ -285,6 +288,25 @@ class Conversations(EngineTest):
             self.assertEqual([m["role"] for m in sessions["a"].messages], ["user", "assistant"] * 2)
             self.assertGreater(sessions["a"].reused, 0)
             self.assertIsInstance(again, str)
+
+    def test_an_interrupt_in_a_decode_leaves_a_conversation_that_goes_on_with_the_right_bits(self):
+        prompt = self.prompt(150)
+        with Sessions(self.llama, 2, n_ctx=N_CTX, host="64MiB") as sessions:
+            self.check(sessions["a"], 0, prompt)
+            longer = np.concatenate([prompt, self.prompt(40)])
+            decode = sessions._context.decode
+
+            def interrupted(*arguments):
+                decode(*arguments)
+                raise KeyboardInterrupt
+
+            sessions._context.decode = interrupted
+            with self.assertRaises(KeyboardInterrupt):
+                sessions["a"].evaluate(longer)
+            sessions._context.decode = decode
+            self.assertEqual((sessions["a"].is_resident, sessions.resident), (False, []))
+            self.check(sessions["b"], 1, self.prompt(40))
+            self.check(sessions["a"], 0, longer)
 
     def test_a_stop_text_ends_an_answer_before_it(self):
         with Sessions(self.llama, 1, n_ctx=512, host="64MiB") as sessions:

@@ -18,6 +18,8 @@ void *kvt_simt_shared;
 struct meeting {
     unsigned serial, arrived, members;
     unsigned value[2][THREADS_MAX];
+    bool is_any
+        [2]; /* whether somebody's value was not 0, of those who met: others may have left their values long ago */
 };
 
 struct thread {
@@ -49,6 +51,7 @@ static void close_if_full(struct meeting *m)
     if (m->arrived == 0 || m->arrived < m->members) return;
     m->arrived = 0;
     m->serial++;
+    m->is_any[m->serial % 2] = false;
 }
 
 /* Leaves a value, waits for the others; the meeting's values are then at index *ret_turn. */
@@ -57,6 +60,7 @@ static void meet(struct meeting *m, unsigned place, unsigned value, unsigned *re
     const unsigned me = kvt_simt_thread.x, serial = m->serial;
     *ret_turn = serial % 2;
     m->value[serial % 2][place] = value;
+    m->is_any[serial % 2] = m->is_any[serial % 2] || value != 0;
     m->arrived++;
     close_if_full(m);
     if (m->serial != serial) return;
@@ -70,9 +74,7 @@ int kvt_simt_barrier(int value)
 {
     unsigned turn;
     meet(&cta, kvt_simt_thread.x, value != 0, &turn);
-    int any = 0;
-    for (unsigned i = 0; i < kvt_simt_block_size.x; i++) any |= (int)cta.value[turn][i] & !threads[i].is_over;
-    return any;
+    return cta.is_any[turn];
 }
 
 static struct meeting *my_warp(void) { return &warps[kvt_simt_thread.x / LANES]; }

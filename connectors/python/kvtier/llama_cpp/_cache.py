@@ -7,7 +7,7 @@ from typing import Any, Iterable
 
 import numpy as np
 
-from ..errors import Closed, Invalid
+from ..errors import Closed, Full, Invalid, OutOfMemory
 from ._attachment import Attachment, Options, common_prefix, library_handle, tokens_of
 from ._states import States
 
@@ -191,6 +191,10 @@ class _Attached:
     def eval(self, tokens: Any) -> None:
         """As Llama.eval, in the same batches; before window tokens would be pushed out unsaved, it saves."""
         size = self.llama.n_batch
+        if not self.cut(0, int(self.llama.n_tokens), -1):
+            # An evaluation that was interrupted has left cells, and pushed out window tokens from before them.
+            live = self.tokens().copy()
+            tokens = [*live[self.restore(live):].tolist(), *tokens]
         for i in range(0, len(tokens), size):
             batch = tokens[i:i + size]
             if self.attachment.is_due(0, int(self.llama.n_tokens), len(batch)):
@@ -243,15 +247,19 @@ class _Attached:
             return
         try:
             self.attachment.save(0, tokens)
-        except Invalid:
-            return  # its positions were shifted, or it came from elsewhere
+        except (Invalid, OutOfMemory):
+            return  # Invalid: its positions were shifted, or it came from elsewhere
         self._kept = tokens.copy()
 
     def restore(self, prompt: Any) -> int:
         """Puts what is kept of the prompt into the sequence; the rest is Llama's to evaluate."""
         llama = self.llama
         llama.n_tokens = 0
-        have = self.attachment.restore(0, prompt)
+        try:
+            have = self.attachment.restore(0, prompt)
+        except (Full, OutOfMemory):
+            llama._ctx.kv_cache_clear()
+            have = 0
         llama.input_ids[:have] = prompt[:have]
         llama.n_tokens = have
         llama._requires_eval = True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import os
 from typing import Any, Iterable, Iterator
 
 import numpy as np
 
-from ..errors import Closed, Full, Invalid, Unsupported
+from ..errors import Closed, Full, Invalid, OutOfMemory, Unsupported
 from .._native import count_of
 from ._attachment import Attachment, Options, common_prefix, library_handle, tokens_of
 
@@ -134,8 +135,8 @@ class Sessions:
         try:
             if len(session.tokens) > 0:
                 self.attachment.idle(sequence, session.tokens)
-        except Invalid:
-            pass  # not what it should hold, which the C library has counted: computed again
+        except (Invalid, OutOfMemory):
+            pass  # Invalid: not what it should hold, which the C library has counted. Computed again
         self._context.clear(sequence)
 
     def _prompt(self, messages: list[dict[str, str]]) -> str:
@@ -149,11 +150,19 @@ class Sessions:
         return str(formatter(messages=messages).prompt).removeprefix(bos)  # the tokeniser adds it
 
     def _keep(self, sequence: int, tokens: Any) -> None:
+        """What cannot be kept is computed again."""
         if len(tokens) > 0:
             try:
                 self.attachment.save(sequence, tokens)
-            except Invalid:
-                pass
+            except (Closed, Invalid, OutOfMemory):
+                pass  # Closed: a reader that leaves at the end of the interpreter
+
+    def _drop(self, name: str) -> None:
+        """What is in the context of it is not what its tokens say, or may not be."""
+        sequence = self._resident.pop(name, None)
+        if sequence is not None:
+            self._free.append(sequence)
+            self._context.clear(sequence)
 
 
 class Session:
@@ -177,8 +186,14 @@ class Session:
         """
         sessions, prompt = self._sessions, tokens_of(prompt)
         sessions._check()
+        if sessions._sessions.get(self.name) is not self:
+            raise Closed(f"conversation {self.name!r} has ended")
         if not 1 <= len(prompt) <= sessions.n_ctx:
             raise Full(f"prompt has {len(prompt)} tokens: 1 to n_ctx, {sessions.n_ctx}")
+        with self._all_or_nothing():
+            return self._evaluate(sessions, prompt)
+
+    def _evaluate(self, sessions: Sessions, prompt: Any) -> int:
         was_resident = self.is_resident
         sequence = sessions._place(self.name)
         have = common_prefix(self.tokens, prompt) if was_resident else 0
@@ -187,7 +202,10 @@ class Session:
                 sessions._keep(sequence, self.tokens)
             self.tokens = prompt[:0]
             sessions._context.clear(sequence)
-            have = sessions.attachment.restore(sequence, prompt)
+            try:
+                have = sessions.attachment.restore(sequence, prompt)
+            except (Full, OutOfMemory):
+                have = 0
         self.tokens = prompt[:have].copy()
         self.reused = have
         return self._extend(sequence, prompt[have:])
@@ -205,8 +223,12 @@ class Session:
             prompt = llama.tokenize(text, add_bos=True, special=True)
         self.evaluate(prompt)
         context = self._sessions._context
-        with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
-            yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        try:
+            with context.sampler(temperature, top_k, top_p, min_p, seed) as sampler:
+                yield from self._pieces(sampler, max_tokens, [word.encode() for word in stop])
+        finally:
+            if self.is_resident:  # also when its reader has left
+                self._sessions._keep(self._sessions._resident[self.name], self.tokens)
 
     def chat(self, text: str, max_tokens: int = 256, *, system: str = "", **options: Any) -> Iterator[str]:
         """Says something in the conversation and yields the answer, by the model's chat template."""
@@ -224,6 +246,15 @@ class Session:
         return self._sessions._context.logits()
 
     # ---- Inside --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """An interrupt between a decode and what is noted of it: the conversation leaves, unsaved, and comes back."""
+        try:
+            yield
+        except BaseException:
+            self._sessions._drop(self.name)
+            raise
 
     def _extend(self, sequence: int, tokens: Any) -> int:
         """Evaluates more tokens at the end, in batches; saves before window tokens would be pushed out unsaved."""
@@ -257,7 +288,8 @@ class Session:
             if count + 1 == max_tokens or len(self.tokens) >= sessions.n_ctx:
                 break
             if self.is_resident:
-                self._extend(sessions._place(self.name), tokens_of([token]))
+                with self._all_or_nothing():
+                    self._extend(sessions._place(self.name), tokens_of([token]))
             else:
                 self.evaluate(np.append(self.tokens, np.int32(token)))  # another one took its place meanwhile
         text = decoder.decode(pending, final=True)

@@ -266,6 +266,7 @@ static struct json_object *json_of(const struct options *options, const struct f
     add_number(root, "kills", counts->kills);
     add_number(root, "power_cuts", counts->power_cuts);
     add_number(root, "resets", counts->resets);
+    add_number(root, "reclaims", counts->reclaims);
     add_number(root, "records_read", counts->records_read);
     add_number(root, "records_durable", counts->records_durable);
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
@@ -306,9 +307,11 @@ static void print_result(const struct options *options, const struct farm_result
         (unsigned long long)counts->stashes, (unsigned long long)counts->fetches, (unsigned long long)counts->failures,
         (unsigned long long)counts->abandoned);
     (void)printf(
-        "  store: %llu restarts, %llu kills, %llu power cuts, %llu resets; %llu records read, %llu were durable\n",
+        "  store: %llu restarts, %llu kills, %llu power cuts, %llu resets, %llu reclaims; %llu records read, %llu were "
+        "durable\n",
         (unsigned long long)counts->restarts, (unsigned long long)counts->kills, (unsigned long long)counts->power_cuts,
-        (unsigned long long)counts->resets, (unsigned long long)counts->records_read,
+        (unsigned long long)counts->resets, (unsigned long long)counts->reclaims,
+        (unsigned long long)counts->records_read,
         (unsigned long long)counts->records_durable);
     (void)printf("  faults:");
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {

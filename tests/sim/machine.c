@@ -227,6 +227,9 @@ static void add_counters(struct sim *sim)
     sim->counts.abandoned += counters->abandoned;
     sim->counts.failures += counters->failures;
     for (uint32_t t = 0; t < KVT_TIERS; t++) sim->counts.hits[t] += counters->hits[t];
+    struct kvt_store_stats stats = { 0 };
+    if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
+    sim->counts.reclaims += stats.reclaims;
 }
 
 static void close_runtime(struct sim *sim)

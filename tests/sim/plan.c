@@ -105,7 +105,7 @@ static void choose_sizes(struct kvt_rng *rng, struct sim_plan *plan)
     }
     plan->stripes = below(rng, 6) == 0 ? 2 + below(rng, 2) : 1;
     if (host_blocks > 0 && below(rng, 5) > 0)
-        plan->nvme_bytes = plan->stripes * (uint32_t)(spread(rng, 448, 1400) * KVT_KIB + 16 * block_max);
+        plan->nvme_bytes = plan->stripes * (uint32_t)(spread(rng, 330, 900) * KVT_KIB + 8 * block_max);
     plan->sequences_max = 2 + below(rng, 14);
     plan->transfers_max = below(rng, 3) == 0 ? 1 + below(rng, 6) : 64;
 }
@@ -163,6 +163,8 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
     if (percent == 0 && below(rng, 2) == 0 && !(without >> SIM_FAULT_RESTART & 1u))
         plan->rates[SIM_FAULT_RESTART] = 600;
     plan->deadline_ns = (200 + below(rng, 800)) * MS;
+    /* Where nothing is ever reset, the store fills. */
+    plan->reset_share = (const uint32_t[]){ 0, 60, 1000, 1000 }[below(rng, 4)];
 }
 
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)

@@ -67,6 +67,7 @@ struct sim_plan {
     uint64_t deadline_ns;
     uint32_t haste;       /* how fast what runs by itself runs, beside calls */
     uint32_t check_every; /* ticks between two recounts */
+    uint32_t reset_share; /* of a thousand chances for a reset, those that are taken */
     bool is_keeping;      /* every finished sequence stays cached */
     uint32_t rates[SIM_FAULTS];
 };

@@ -49,7 +49,7 @@ struct sim_step {
 /* What a run met, for the report. */
 struct sim_counts {
     uint64_t ticks, calls, reads, rows, readies, losses, reused_tokens, hits[KVT_TIERS];
-    uint64_t recounts, opens, restarts, kills, power_cuts, resets, records_read, records_durable;
+    uint64_t reclaims, recounts, opens, restarts, kills, power_cuts, resets, records_read, records_durable;
     uint64_t fetches, stashes, abandoned, failures;
     uint64_t faults[SIM_FAULTS];
 };

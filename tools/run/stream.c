@@ -257,11 +257,19 @@ static bool compute(struct kvt_streamer *st, struct kvt_schedule *s, struct kvt_
     return write_tokens(st, s, c, n);
 }
 
+static uint64_t stalled_ns(const struct kvt_schedule *s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < KVT_STALL_COUNT; i++) sum += s->result->stall_ns[i];
+    return sum;
+}
+
 static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kvt_conversation *c, bool *is_first)
 {
     kvt_step step = 0;
     bool is_lost = false;
     uint64_t lost_from = 0;
+    const uint64_t stalled_before_ns = stalled_ns(s);
     if (!resume(st, s, c)) return false;
     uint64_t n = kvt_conversation_next_count(c, chunk_tokens(st, s));
     if (c->reserved > 0) n = c->reserved;
@@ -278,6 +286,7 @@ static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kv
     if (is_lost) return kvt_schedule_lose(s, c, lost_from);
     const uint64_t now_ns = s->mark_ns = s->moved_ns = kvt_schedule_now_ns(s);
     s->result->steps++;
+    s->result->steps_stalled += stalled_ns(s) > stalled_before_ns;
     s->result->step_ns_sum += now_ns - began_ns;
     if (s->options->on_progress)
         s->options->on_progress(s->options->user, s->result->requests_completed + s->result->requests_failed,

@@ -269,7 +269,6 @@ static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kv
     kvt_step step = 0;
     bool is_lost = false;
     uint64_t lost_from = 0;
-    const uint64_t stalled_before_ns = stalled_ns(s);
     if (!resume(st, s, c)) return false;
     uint64_t n = kvt_conversation_next_count(c, chunk_tokens(st, s));
     if (c->reserved > 0) n = c->reserved;
@@ -286,7 +285,8 @@ static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kv
     if (is_lost) return kvt_schedule_lose(s, c, lost_from);
     const uint64_t now_ns = s->mark_ns = s->moved_ns = kvt_schedule_now_ns(s);
     s->result->steps++;
-    s->result->steps_stalled += stalled_ns(s) > stalled_before_ns;
+    s->result->steps_stalled += stalled_ns(s) > st->stalled_ns;
+    st->stalled_ns = stalled_ns(s);
     s->result->step_ns_sum += now_ns - began_ns;
     if (s->options->on_progress)
         s->options->on_progress(s->options->user, s->result->requests_completed + s->result->requests_failed,
@@ -325,6 +325,7 @@ bool kvt_streamer_run(void *user, struct kvt_schedule *s, struct kvt_conversatio
     const uint64_t completed = s->result->requests_completed;
     bool is_first = true;
     st->counts.requests++;
+    st->stalled_ns = stalled_ns(s);
     if (!begin_turn(st, s, c)) return false;
     while (s->result->requests_completed == completed) {
         if (kvt_schedule_is_interrupted(s)) {

@@ -51,10 +51,10 @@ struct kvt_streamer {
     struct kvt_stream_counts counts;                  /* likewise */
     double *weights;                                  /* of the reference: [heads][weights_capacity] */
     uint64_t weights_capacity;
+    uint64_t stalled_ns; /* of all stalls so far, when the last step ended */
 
     /* The tokens that a step writes. */
     uint32_t *slots;
-    uint64_t stalled_ns; /* of all stalls so far, when the last step ended */
     uint64_t slots_capacity, slots_first[KVT_GROUPS_MAX], slots_at[KVT_GROUPS_MAX];
     uint64_t write_from, write_end;
 

@@ -23,7 +23,7 @@ enum kvt_status kvt_ghosts_init(struct kvt_ghosts *ghosts, uint32_t capacity, ui
     KVT_ASSERT(list_count <= KVT_GHOST_LISTS_MAX);
     *ghosts = (struct kvt_ghosts){ .capacity = capacity };
     uint64_t buckets = 1;
-    while (buckets < capacity) buckets *= 2;
+    while (buckets < (uint64_t)capacity + capacity / 2) buckets *= 2;
     ghosts->bucket_mask = (uint32_t)(buckets - 1);
     ghosts->entries = kvt_table_map(entries_bytes(ghosts));
     if (!ghosts->entries) return KVT_NOMEM;
@@ -56,6 +56,21 @@ uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash)
 void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash)
 {
     __builtin_prefetch(head_of(ghosts, key_hash), 1);
+}
+
+uint32_t kvt_ghosts_prefetch_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
+{
+    const struct kvt_order *order = &ghosts->order;
+    uint32_t ghost = kvt_order_coldest(order, list);
+    if (ghost != KVT_GHOST_NONE) ghost = kvt_order_warmer(order, ghost);
+    if (ghost == KVT_GHOST_NONE) return ghost;
+    kvt_ghosts_prefetch(ghosts, ghosts->entries[ghost].key_hash);
+    ghost = kvt_order_warmer(order, ghost);
+    if (ghost == KVT_GHOST_NONE) return ghost;
+    __builtin_prefetch(&ghosts->entries[ghost], 1);
+    const uint32_t later = kvt_order_warmer(order, ghost);
+    if (later != KVT_GHOST_NONE) __builtin_prefetch(&order->links[kvt_order_node(order, later)], 1);
+    return ghost;
 }
 
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list)

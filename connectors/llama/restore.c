@@ -80,8 +80,8 @@ static bool take_check(void *user, uint32_t i, const uint8_t *bytes, uint32_t le
 }
 
 /*
- * Reads all that there seems to be of these tokens: what is damaged too, and was not met because something before it is missing,
- * would be taken for kept by the next save.
+ * Reads all that there seems to be of these tokens: what is damaged too, and was not met because something
+ * before it is missing, would be taken for kept by the next save.
  */
 static enum kvt_status check_rest(struct kvt_llama *llama, const int32_t *tokens, uint64_t count)
 {

@@ -94,7 +94,10 @@ static uint64_t control(const struct made_up_config *config, const int32_t *toke
     return logits;
 }
 
-/* Restores as much of the prompt as there is, evaluates the rest, and wants the control's logits. Returns what was restored. */
+/*
+ * Restores as much of the prompt as there is, evaluates the rest, and wants the control's logits. Returns what
+ * was restored.
+ */
 static uint64_t check_prompt(struct llama_context *ctx, struct kvt_llama *llama, const struct made_up_config *config,
                              int32_t seq, const int32_t *tokens, uint32_t count)
 {
@@ -216,7 +219,10 @@ static void a_turn_costs_its_new_tokens_and_a_shared_prefix_nothing(void **state
     made_up_destroy(ctx);
 }
 
-/* ---- The disk -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- The disk
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 static void remove_store(void)
 {
@@ -335,7 +341,8 @@ static void b62_damaged_records_are_recomputed_and_replaced_by_the_next_save(voi
                 restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
                 assert_true(restored < 400);
                 kvt_llama_stats(llama, &stats);
-                print_message("damage %u: %lu of 400 tokens, %lu records damaged\n", damage, restored, stats.damaged_blocks);
+                print_message("damage %u: %lu of 400 tokens, %lu records damaged\n", damage, restored,
+                              stats.damaged_blocks);
                 if (damage == 0) assert_true(stats.damaged_blocks > 0);
                 assert_int_equal(kvt_llama_restore(llama, 0, tokens, 401, &restored), KVT_OK);
                 evaluate_and_save(ctx, llama, 0, tokens, (uint32_t)restored, 400);
@@ -410,7 +417,10 @@ static void forgotten_tokens_are_not_found(void **state)
     made_up_destroy(ctx);
 }
 
-/* ---- What the engine refuses, and what is refused ---------------------------------------------------------------------- */
+/*
+ * ---- What the engine refuses, and what is refused
+ * ----------------------------------------------------------------------
+ */
 
 static void b67_a_refused_restore_leaves_an_empty_sequence_and_is_not_offered_again(void **state)
 {

@@ -1,12 +1,12 @@
 /*
- * llama_chat: several conversations in one small llama.cpp context. What does not fit stays in host memory and on disk, and comes
- * back without being computed again, also after a restart.
+ * llama_chat: several conversations in one small llama.cpp context. What does not fit stays in host memory and
+ * on disk, and comes back without being computed again, also after a restart.
  *
  *     cc llama_chat.c -I LLAMA/include -L LLAMA/lib -lllama -lkvtier_llama -lkvtier -o llama_chat
  *     ./llama_chat MODEL.gguf FOLDER [ANSWER_TOKENS]
  *
- * A line of input is "NAME: message"; lines of the same name are one conversation. FOLDER gets NAME.tokens for each, and kv/.
- * Exit status 0 at the end of input, 1 when something failed, 2 for wrong use.
+ * A line of input is "NAME: message"; lines of the same name are one conversation. FOLDER gets NAME.tokens for
+ * each, and kv/. Exit status 0 at the end of input, 1 when something failed, 2 for wrong use.
  */
 #include <stdio.h>
 #include <stdlib.h>

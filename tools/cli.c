@@ -82,6 +82,12 @@ error_t kvt_refuse_argument(const struct argp_state *state, const char *argument
     return EINVAL;
 }
 
+error_t kvt_refuse_extra_argument(const struct argp_state *state, const char *argument)
+{
+    (void)kvt_usage_error(state->argv[0], "'%.200s': one argument too many", argument);
+    return EINVAL;
+}
+
 /* ---- Progress ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t now_ns(void)

@@ -41,6 +41,9 @@ int kvt_parse_options(const struct argp *argp, int argc, char **argv, void *inpu
 /* For ARGP_KEY_ARG of a command without arguments. Returns EINVAL. */
 error_t kvt_refuse_argument(const struct argp_state *state, const char *argument);
 
+/* The same for a command that has all the arguments it takes. */
+error_t kvt_refuse_extra_argument(const struct argp_state *state, const char *argument);
+
 /* ---- Progress ---------------------------------------------------------------------------------------------------- */
 
 /* One line on stderr that is drawn again and again; nothing when stderr is no terminal. */

@@ -18,7 +18,10 @@ enum {
 #define BLOCK_BYTES_WANTED (4 * KVT_MIB)
 #define RING_TRIAL_BYTES_MAX (256 * KVT_MIB)
 
-/* ---- The probe ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- The probe
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static int32_t free_seq(const struct kvt_llama *llama)
 {
@@ -95,7 +98,10 @@ static bool check_rebuilt(struct kvt_llama *llama, int32_t seq, size_t size, uin
     return is_same;
 }
 
-/* ---- The ring -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- The ring
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 static void stay_silent(int level, const char *text, void *user)
 {
@@ -104,7 +110,10 @@ static void stay_silent(int level, const char *text, void *user)
     (void)user;
 }
 
-/* Whether the window layers' cache has so many cells for one sequence. The engine says so on its log when it has not. */
+/*
+ * Whether the window layers' cache has so many cells for one sequence. The engine says so on its log when it has
+ * not.
+ */
 static bool has_window_cells(struct kvt_llama *llama, int32_t seq, uint32_t cells)
 {
     struct kvt_llama_span spans[KVT_LLAMA_CACHES_MAX] = { 0 };
@@ -127,9 +136,9 @@ static bool has_window_cells(struct kvt_llama *llama, int32_t seq, uint32_t cell
 }
 
 /*
- * How many cells a sequence has in the window layers' cache: with a cache of its own, the window and a batch, in steps of 256, or as
- * many as in the full layers' (swa_full). Where that is not as it was, restored sequences are exact all the same; their
- * cells lie elsewhere.
+ * How many cells a sequence has in the window layers' cache: with a cache of its own, the window and a batch,
+ * in steps of 256, or as many as in the full layers' (swa_full). Where that is not as it was, restored
+ * sequences are exact all the same; their cells lie elsewhere.
  */
 static void learn_ring(struct kvt_llama *llama, int32_t seq)
 {
@@ -143,7 +152,10 @@ static void learn_ring(struct kvt_llama *llama, int32_t seq)
         llama->ring_tokens = has_window_cells(llama, seq, few + 1) ? all : few;
 }
 
-/* ---- What is learned ------------------------------------------------------------------------------------------------- */
+/*
+ * ---- What is learned
+ * -------------------------------------------------------------------------------------------------
+ */
 
 /* Why states of this context cannot be split; NULL: they can. */
 static const char *why_whole(struct kvt_llama *llama, const struct kvt_llama_config *config, size_t size)
@@ -190,7 +202,10 @@ static enum kvt_status set_whole(struct kvt_llama *llama, const struct kvt_llama
     return make_record_buffer(llama, (size_t)kvt_min_u64(WHOLE_PART_BYTES, config->host_bytes));
 }
 
-/* ---- What changes the bytes ------------------------------------------------------------------------------------------ */
+/*
+ * ---- What changes the bytes
+ * ------------------------------------------------------------------------------------------
+ */
 
 struct text {
     uint8_t *bytes;
@@ -254,9 +269,9 @@ static void say_layout(const struct kvt_llama *llama, struct text *text)
 }
 
 /*
- * The probe's KV is a function of every weight that KV depends on, of the positions' encoding and its parameters, of adapters and of
- * how this machine computes: two contexts that agree in it agree in all that cannot be asked for. Of a state that is
- * not understood all bytes are taken but the sequence's number.
+ * The probe's KV is a function of every weight that KV depends on, of the positions' encoding and its
+ * parameters, of adapters and of how this machine computes: two contexts that agree in it agree in all that
+ * cannot be asked for. Of a state that is not understood all bytes are taken but the sequence's number.
  */
 static struct kvt_key digest_probe(struct kvt_llama *llama, size_t size)
 {
@@ -297,7 +312,10 @@ static enum kvt_status make_space(struct kvt_llama *llama, const struct kvt_llam
     return KVT_OK;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- All of it
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static enum kvt_status learn_from(struct kvt_llama *llama, const struct kvt_llama_config *config, int32_t seq,
                                   uint32_t count, char *ret_error, size_t error_bytes)

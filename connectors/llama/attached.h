@@ -1,8 +1,9 @@
 /*
  * attached: what a connector that is attached to a context consists of, for the files of this folder.
  *
- * keys.c says what records are called, shift.c which sequences are not what they seem, match.c which of them make a prefix, save.c and restore.c move them between the
- * engine and the vault, whole.c does both for states that are not split, attach.c learns all that is learned once.
+ * keys.c says what records are called, shift.c which sequences are not what they seem, match.c which of them
+ * make a prefix, save.c and restore.c move them between the engine and the vault, whole.c does both for states
+ * that are not split, attach.c learns all that is learned once.
  */
 #ifndef KVT_CONNECTORS_LLAMA_ATTACHED_H
 #define KVT_CONNECTORS_LLAMA_ATTACHED_H
@@ -90,7 +91,10 @@ struct kvt_llama {
     struct kvt_llama_stats stats;
 };
 
-/* ---- keys.c ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- keys.c
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 enum kvt_llama_record_kind { KVT_LLAMA_RECORD_BLOCK, KVT_LLAMA_RECORD_WHOLE, KVT_LLAMA_RECORD_TABLES };
 
@@ -104,14 +108,20 @@ struct kvt_key kvt_llama_chain_end(const struct kvt_llama *llama, const int32_t 
 /* A block's record: cache, and its first token in its block; a whole state's: 0 and the number of the part. */
 struct kvt_key kvt_llama_record_key(enum kvt_llama_record_kind kind, uint32_t cache, uint32_t from, struct kvt_key end);
 
-/* ---- match.c --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- match.c
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 /* The longest prefix of at most tokens_max tokens, into llama->plan. NOMEM. */
 KVT_NODISCARD enum kvt_status kvt_llama_plan_prefix(struct kvt_llama *llama, const int32_t *tokens, uint64_t count,
                                                     uint64_t tokens_max);
 KVT_NODISCARD enum kvt_status kvt_llama_plan_add(struct kvt_llama_plan *plan, const struct kvt_llama_piece *piece);
 
-/* ---- save.c, restore.c, whole.c: what the public calls do once their arguments are checked ------------------------------ */
+/*
+ * ---- save.c, restore.c, whole.c: what the public calls do once their arguments are checked
+ * ------------------------------
+ */
 
 KVT_NODISCARD enum kvt_status kvt_llama_save_blocks(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                     uint64_t count, const struct kvt_llama_state_view *view);
@@ -126,8 +136,8 @@ uint64_t kvt_llama_match_whole(struct kvt_llama *llama, const int32_t *tokens, u
 uint64_t kvt_llama_forget_whole(struct kvt_llama *llama, const int32_t *tokens, uint64_t count);
 
 /*
- * Remembers what a sequence holds: tokens 0 to count - 1, token i in cell cells[i], or i when cells is NULL. INVAL: it was shifted since it
- * was seen last | NOMEM.
+ * Remembers what a sequence holds: tokens 0 to count - 1, token i in cell cells[i], or i when cells is NULL.
+ * INVAL: it was shifted since it was seen last | NOMEM.
  */
 KVT_NODISCARD enum kvt_status kvt_llama_see(struct kvt_llama *llama, int32_t seq_id, const int32_t *tokens,
                                             uint64_t count, const uint8_t *state,
@@ -152,7 +162,10 @@ bool kvt_llama_has_room(struct kvt_llama *llama, int32_t seq, uint64_t tokens);
 
 void kvt_llama_empty_seq(struct kvt_llama *llama, int32_t seq);
 
-/* ---- attach.c, tables.c ------------------------------------------------------------------------------------------------ */
+/*
+ * ---- attach.c, tables.c
+ * ------------------------------------------------------------------------------------------------
+ */
 
 /*
  * Learns the layout of states, checks that they can be taken apart and put together, and makes the name of all that

@@ -45,7 +45,10 @@ static struct kvt_llama_section section_of(const struct kvt_llama_cache_layout *
     return section;
 }
 
-/* K and V together where they are of one kind, each for itself where only layers are, unpacked where not even these are. */
+/*
+ * K and V together where they are of one kind, each for itself where only layers are, unpacked where not even
+ * these are.
+ */
 static uint32_t cut_sections(const struct kvt_llama_cache_layout *cache,
                              struct kvt_llama_section sections[KVT_LLAMA_SECTIONS_MAX], bool *ret_is_packable)
 {

@@ -1,13 +1,14 @@
 /*
- * blocks: a few tokens' KV of one layer group, as it is kept: a short header and one packed section for each kind of row.
+ * blocks: a few tokens' KV of one layer group, as it is kept: a short header and one packed section for each
+ * kind of row.
  *
  *     0   u32 "KVL1"
  *     4   u16 tokens | u16 first token in its block
  *     8   u32 bytes of each of two sections; bit 31: packed by the codec, otherwise as in the engine
  *     16  the sections
  *
- * What lies behind the header is a function of the tokens alone: rows are in token order, V is never transposed. So contexts
- * of the same sums share records, whatever cells they used.
+ * What lies behind the header is a function of the tokens alone: rows are in token order, V is never
+ * transposed. So contexts of the same sums share records, whatever cells they used.
  *
  * Thread: one at a time. Memory: taken in create. Trust: read believes nothing; what does not fit is CORRUPT.
  */
@@ -51,7 +52,10 @@ KVT_NODISCARD enum kvt_status kvt_llama_blocks_init(struct kvt_llama_blocks *blo
                                                     bool is_codec_off);
 void kvt_llama_blocks_done(struct kvt_llama_blocks *blocks);
 
-/* Packs blocks->raw, which holds `tokens` tokens of cache c. target has room for record_bytes_max. Returns its length. */
+/*
+ * Packs blocks->raw, which holds `tokens` tokens of cache c. target has room for record_bytes_max. Returns its
+ * length.
+ */
 uint32_t kvt_llama_blocks_pack(struct kvt_llama_blocks *blocks, uint32_t c, uint32_t from, uint32_t tokens,
                                uint8_t *target);
 

@@ -1,8 +1,9 @@
 /*
  * engine: llama.cpp's public C functions, found in the running process.
  *
- * What is declared here is the part of its C interface that the connector calls, in types of the same size. Nothing of
- * llama.cpp is compiled in or linked, so one build of the connector serves whatever build of it the process has loaded.
+ * What is declared here is the part of its C interface that the connector calls, in types of the same size.
+ * Nothing of llama.cpp is compiled in or linked, so one build of the connector serves whatever build of it the
+ * process has loaded.
  *
  * Thread: the one that may call the engine.
  * Fails:  resolve alone, when a function is not there.
@@ -74,8 +75,8 @@ struct kvt_llama_engine {
 };
 
 /*
- * Finds the functions: in config->library, in config->library_path, or in what the process has loaded. UNSUPPORTED: the
- * error line says which one is missing.
+ * Finds the functions: in config->library, in config->library_path, or in what the process has loaded.
+ * UNSUPPORTED: the error line says which one is missing.
  */
 KVT_NODISCARD enum kvt_status kvt_llama_engine_resolve(const struct kvt_llama_config *config,
                                                        struct kvt_llama_engine *ret_engine, char *ret_error,

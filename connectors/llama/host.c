@@ -112,7 +112,10 @@ void kvt_llama_host_set_clean(struct kvt_llama_host *host, uint32_t entry, enum 
     host->nodes[entry].clean = (uint8_t)clean;
 }
 
-/* ---- The lists ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- The lists
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static uint32_t take_node(struct kvt_llama_host *host)
 {

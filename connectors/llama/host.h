@@ -1,9 +1,9 @@
 /*
  * host: packed records in one mapping of host memory, in LRU order, never more than its size.
  *
- * The mapping is cut into extents of whole pages, used and free, in the order of their addresses; neighbours that become free
- * are joined. A record that leaves makes room; one that is busy (being written to the disk) or dirty (not written yet) does not
- * leave by itself: the vault says when.
+ * The mapping is cut into extents of whole pages, used and free, in the order of their addresses; neighbours
+ * that become free are joined. A record that leaves makes room; one that is busy (being written to the disk) or
+ * dirty (not written yet) does not leave by itself: the vault says when.
  *
  * Thread: one at a time. Memory: taken in create; pages cost nothing until they are used.
  */

@@ -19,7 +19,10 @@ struct kvt_llama_config kvt_llama_config_default(void)
                                       .host_bytes = 512 * KVT_MIB };
 }
 
-/* ---- The engine ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- The engine
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 enum kvt_status kvt_llama_staging(struct kvt_llama *llama, size_t bytes)
 {
@@ -88,7 +91,10 @@ bool kvt_llama_has_room(struct kvt_llama *llama, int32_t seq, uint64_t tokens)
     return used + tokens <= context_tokens(llama);
 }
 
-/* ---- Attach and detach ----------------------------------------------------------------------------------------------- */
+/*
+ * ---- Attach and detach
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static void forward_log(void *log_user, enum kvt_log_level level, const char *line)
 {
@@ -219,7 +225,10 @@ void kvt_llama_detach(struct kvt_llama **llama)
     kvt_free(l);
 }
 
-/* ---- Match, restore, save -------------------------------------------------------------------------------------------- */
+/*
+ * ---- Match, restore, save
+ * --------------------------------------------------------------------------------------------
+ */
 
 static uint64_t restorable_max(const struct kvt_llama *llama, uint64_t count)
 {
@@ -329,7 +338,10 @@ void kvt_llama_taint(struct kvt_llama *llama, int32_t seq)
     if (is_seq(llama, seq)) llama->seqs[seq].is_tainted = true;
 }
 
-/* ---- Forgetting and numbers ------------------------------------------------------------------------------------------ */
+/*
+ * ---- Forgetting and numbers
+ * ------------------------------------------------------------------------------------------
+ */
 
 uint64_t kvt_llama_forget(struct kvt_llama *llama, const int32_t *tokens, uint64_t count)
 {

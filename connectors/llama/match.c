@@ -1,7 +1,7 @@
 /*
- * The longest prefix that every layer group has all of: full layers each block from the first on, window layers every token
- * that the next one attends to. A block is there as a whole, or as a tail (its first tokens), or, in the window group, from
- * the first token on that was still in the window when it was saved.
+ * The longest prefix that every layer group has all of: full layers each block from the first on, window layers
+ * every token that the next one attends to. A block is there as a whole, or as a tail (its first tokens), or,
+ * in the window group, from the first token on that was still in the window when it was saved.
  */
 #include "connectors/llama/attached.h"
 
@@ -116,9 +116,10 @@ static enum kvt_status plan_span(struct search *s, uint64_t first, uint64_t end,
 }
 
 /*
- * The first position with which a sequence of `length` tokens lies in the ring as if it had never left it: position p in cell
- * p mod ring, and the next one behind the last. Sums depend on the order of cells in their last bits. When the window lies
- * across the end of the ring all cells are wanted: with a gap the engine would go on there.
+ * The first position with which a sequence of `length` tokens lies in the ring as if it had never left it:
+ * position p in cell p mod ring, and the next one behind the last. Sums depend on the order of cells in their
+ * last bits. When the window lies across the end of the ring all cells are wanted: with a gap the engine would
+ * go on there.
  */
 static uint64_t ring_first(const struct kvt_llama *llama, uint64_t length)
 {
@@ -135,8 +136,9 @@ static struct kvt_llama_span span_of(const struct kvt_llama *llama, uint64_t fir
 }
 
 /*
- * All that the window layers need to go on at `length`: the tokens that the next one attends to, and, where they
- * are kept, those before them that it takes to lie as in a sequence that never left, or the one that the engine itself would write.
+ * All that the window layers need to go on at `length`: the tokens that the next one attends to, and, where
+ * they are kept, those before them that it takes to lie as in a sequence that never left, or the one that the
+ * engine itself would write.
  */
 static enum kvt_status plan_window(struct search *s, uint64_t length, bool *ret_is_there)
 {

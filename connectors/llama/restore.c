@@ -71,6 +71,50 @@ static void forget_plan(struct kvt_llama *llama)
             (unsigned long long)llama->plan.tokens);
 }
 
+static bool take_check(void *user, uint32_t i, const uint8_t *bytes, uint32_t length)
+{
+    struct kvt_llama *llama = user;
+    const struct kvt_llama_piece *piece = &llama->plan.pieces[i];
+    return bytes
+        && kvt_llama_blocks_unpack(&llama->blocks, piece->cache, piece->from, piece->tokens, bytes, length) == KVT_OK;
+}
+
+/*
+ * Reads all that there seems to be of these tokens: what is damaged too, and was not met because something
+ * before it is missing, would be taken for kept by the next save.
+ */
+static enum kvt_status check_rest(struct kvt_llama *llama, const int32_t *tokens, uint64_t count)
+{
+    const uint64_t size = llama->block_tokens;
+    struct kvt_llama_plan *plan = &llama->plan;
+    plan->count = 0;
+    KVT_TRY(kvt_llama_chain(llama, tokens, count));
+    for (uint64_t n = 1; n <= count; n++) {
+        const uint64_t block = (n - 1) / size;
+        if (n % size != 0 && block < count / size) continue;
+        const struct kvt_key last = kvt_llama_chain_end(llama, tokens, block, (uint32_t)(n - block * size));
+        for (uint32_t c = 0; c < llama->layout.cache_count; c++) {
+            struct kvt_llama_piece piece = { .cache = c, .tokens = (uint32_t)(n - block * size) };
+            piece.key = kvt_llama_record_key(KVT_LLAMA_RECORD_BLOCK, c, 0, last);
+            if (kvt_llama_vault_has(llama->vault, piece.key)) KVT_TRY(kvt_llama_plan_add(plan, &piece));
+        }
+    }
+    struct kvt_key *keys = kvt_alloc(plan->count, sizeof *keys);
+    if (!keys) return KVT_NOMEM;
+    for (uint32_t i = 0; i < plan->count; i++) keys[i] = plan->pieces[i].key;
+    kvt_llama_vault_get(llama->vault, keys, plan->count, take_check, llama);
+    kvt_free(keys);
+    return KVT_OK;
+}
+
+static uint64_t damage_of(struct kvt_llama *llama, bool *ret_was_at_open)
+{
+    struct kvt_llama_vault_stats stats;
+    kvt_llama_vault_stats(llama->vault, &stats);
+    *ret_was_at_open = stats.has_store && stats.store.recovered_bad > 0;
+    return stats.damaged;
+}
+
 /* BUSY: the engine refused. */
 static enum kvt_status restore_once(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, uint64_t count,
                                     uint64_t tokens_max, uint64_t *ret_tokens)
@@ -93,7 +137,11 @@ enum kvt_status kvt_llama_restore_blocks(struct kvt_llama *llama, int32_t seq, c
                                          uint64_t tokens_max, uint64_t *ret_tokens)
 {
     *ret_tokens = 0;
+    bool was_at_open;
+    const uint64_t damage = damage_of(llama, &was_at_open);
     enum kvt_status status = restore_once(llama, seq, tokens, count, tokens_max, ret_tokens);
+    if (status == KVT_OK && *ret_tokens < tokens_max && (damage_of(llama, &was_at_open) > damage || was_at_open))
+        return check_rest(llama, tokens, count);
     if (status != KVT_BUSY) return status;
     if (llama->ring_tokens > 0 && llama->plan.spans[KVT_LLAMA_WINDOW].cells > llama->window_tokens) {
         /* Its window cache is not what it was taken for: the same with no more than the engine writes itself. */

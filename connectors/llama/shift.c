@@ -1,8 +1,9 @@
 /*
- * Shifted sequences. A context shift takes tokens out of the middle and moves those behind them forward: the positions are 0 to n - 1
- * again, but the KV was computed with the tokens that are gone, and nothing in a state says so. V of an upper layer is a function of
- * all tokens up to its own, and a shift does not touch it. So where a sequence goes on with other tokens than it was last
- * seen with, and the V found there is one that was seen further behind, it was shifted. A sum of it is remembered for each token.
+ * Shifted sequences. A context shift takes tokens out of the middle and moves those behind them forward: the
+ * positions are 0 to n - 1 again, but the KV was computed with the tokens that are gone, and nothing in a state
+ * says so. V of an upper layer is a function of all tokens up to its own, and a shift does not touch it. So
+ * where a sequence goes on with other tokens than it was last seen with, and the V found there is one that was
+ * seen further behind, it was shifted. A sum of it is remembered for each token.
  */
 #include "connectors/llama/attached.h"
 

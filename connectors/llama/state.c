@@ -176,7 +176,10 @@ int32_t kvt_llama_state_position(const uint8_t *bytes, const struct kvt_llama_ca
     return (int32_t)kvt_load_u32(bytes + cache->positions + (size_t)cell * KVT_LLAMA_CELL_BYTES);
 }
 
-/* ---- Putting together ------------------------------------------------------------------------------------------------ */
+/*
+ * ---- Putting together
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t cache_bytes(const struct kvt_llama_cache_layout *layout, uint32_t cells)
 {
@@ -258,7 +261,10 @@ void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq,
     KVT_ASSERT(at == kvt_llama_state_bytes(layout, spans));
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- Rows
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 static uint32_t cell_of(const struct kvt_llama_rows *rows, uint32_t i)
 {

@@ -8,10 +8,10 @@
  *     positions: for each cell: i32 position | u32 1 | i32 sequence
  *     data:      u32 V is transposed | u32 layers | K of each layer | V of each layer, or of none
  *     K, and V that is not transposed: i32 type | u64 bytes of a row | a row for each cell
- *     V, transposed:                   i32 type | u32 bytes of an element | u32 elements | for each element: one of each cell
+ *     V, transposed:                   i32 type | u32 bytes of an element | u32 elements | for each: one of each cell
  *
- * Whether a layout is this one is never guessed: kvt_llama_state_parse accepts bytes only when each of them has its place,
- * and attach compares a state that was put together with the one it was taken from.
+ * Whether a layout is this one is never guessed: kvt_llama_state_parse accepts bytes only when each of them has
+ * its place, and attach compares a state that was put together with the one it was taken from.
  *
  * Thread: any, no state. Trust: parse believes nothing and reads inside what it was given.
  */
@@ -112,8 +112,8 @@ void kvt_llama_state_write(const struct kvt_llama_layout *layout, int32_t seq,
                            struct kvt_llama_state_view *ret_view);
 
 /*
- * Copies rows between a state and a buffer of [plane][cell][row]: of all planes, and `count`
- * cells, cell i being cell cells[i] of the state, or cell_first + i when cells is NULL. buffer_cells: how many the buffer
+ * Copies rows between a state and a buffer of [plane][cell][row]: of all planes, and `count` cells, cell i
+ * being cell cells[i] of the state, or cell_first + i when cells is NULL. buffer_cells: how many the buffer
  * holds for each plane; its first one of these is buffer_from.
  */
 struct kvt_llama_rows {

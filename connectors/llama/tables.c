@@ -1,6 +1,6 @@
 /*
- * The codec's base tables: what packed blocks cannot be read without. With a store they are a record of their own, held
- * there, and on the device before a block is packed with them.
+ * The codec's base tables: what packed blocks cannot be read without. With a store they are a record of their
+ * own, held there, and on the device before a block is packed with them.
  */
 #include "connectors/llama/attached.h"
 

@@ -97,7 +97,10 @@ void kvt_llama_vault_close(struct kvt_llama_vault **vault)
     kvt_free(v);
 }
 
-/* ---- What the store gives back --------------------------------------------------------------------------------------- */
+/*
+ * ---- What the store gives back
+ * ---------------------------------------------------------------------------------------
+ */
 
 static bool is_read(const struct kvt_llama_vault *vault, const struct kvt_store_op *op)
 {
@@ -156,7 +159,10 @@ static void wait_for_a_write(struct kvt_llama_vault *vault)
     }
 }
 
-/* ---- Writing --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Writing
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static bool submit_write(struct kvt_llama_vault *vault, struct kvt_key key, const uint8_t *bytes, uint32_t length,
                          uint32_t entry)
@@ -203,7 +209,10 @@ static enum kvt_status put_through(struct kvt_llama_vault *vault, struct kvt_key
     if (!has_store(vault) || length > kvt_store_length_max(vault->store)) return KVT_FULL;
     if (!submit_write(vault, key, bytes, length, KVT_LLAMA_NO_ENTRY)) return KVT_FULL;
     settle_writes(vault);
-    /* Dead: the store may still read these bytes. Nothing can be promised of a disk that hangs but that it is not asked. */
+    /*
+     * Dead: the store may still read these bytes. Nothing can be promised of a disk that hangs but that it is
+     * not asked.
+     */
     return has_store(vault) && vault->last_write == KVT_OK ? KVT_OK : KVT_FULL;
 }
 
@@ -257,7 +266,10 @@ enum kvt_status kvt_llama_vault_flush(struct kvt_llama_vault *vault)
     return vault->dropped == dropped ? KVT_OK : KVT_IO;
 }
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Reading
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 bool kvt_llama_vault_has(struct kvt_llama_vault *vault, struct kvt_key key)
 {
@@ -375,7 +387,10 @@ void kvt_llama_vault_get(struct kvt_llama_vault *vault, const struct kvt_key *ke
     }
 }
 
-/* ---- Forgetting ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- Forgetting
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 bool kvt_llama_vault_forget(struct kvt_llama_vault *vault, struct kvt_key key)
 {

@@ -1,9 +1,9 @@
 /*
  * vault: records by key in two tiers: host memory, and under it the store.
  *
- * A record that is put for good is written to the store at once, in the background, while host memory has it; a passing one
- * (a tail that the next turn replaces) only when it has to leave host memory, or at flush. What is read from the store comes
- * to host memory again. A record that fails a check is forgotten in both tiers.
+ * A record that is put for good is written to the store at once, in the background, while host memory has it; a
+ * passing one (a tail that the next turn replaces) only when it has to leave host memory, or at flush. What is
+ * read from the store comes to host memory again. A record that fails a check is forgotten in both tiers.
  *
  * Thread: one at a time; the store has its own behind it. Memory: taken in open.
  * Fails:  open. After it every failure of a disk is a miss, and counted.
@@ -53,8 +53,9 @@ KVT_NODISCARD enum kvt_status kvt_llama_vault_put(struct kvt_llama_vault *vault,
                                                   const uint8_t *bytes, uint32_t length, bool is_passing);
 
 /*
- * Reads records, those in host memory first, the others as the disk gives them: take(user, i, bytes, length) is called once
- * for each, with NULL when there is none or it failed its check. False from take: what the record says is wrong; it is forgotten.
+ * Reads records, those in host memory first, the others as the disk gives them: take(user, i, bytes, length) is
+ * called once for each, with NULL when there is none or it failed its check. False from take: what the record
+ * says is wrong; it is forgotten.
  */
 typedef bool (*kvt_llama_vault_take)(void *user, uint32_t i, const uint8_t *bytes, uint32_t length);
 void kvt_llama_vault_get(struct kvt_llama_vault *vault, const struct kvt_key *keys, uint32_t count,

@@ -2,8 +2,8 @@
  * llama: many long conversations in one small llama.cpp context, and over restarts.
  *
  * Attached to a llama_context, it keeps the KV of sequences in host memory and on NVMe, packed, in blocks that
- * conversations with the same first tokens share, and puts it back bit for bit. The engine is the caller's: its public C
- * functions are looked up in the running process, and nothing of it is linked.
+ * conversations with the same first tokens share, and puts it back bit for bit. The engine is the caller's: its
+ * public C functions are looked up in the running process, and nothing of it is linked.
  *
  *     struct kvt_llama_config config = kvt_llama_config_default();
  *     config.host_bytes = 512ull << 20; config.path = "/scratch/kv"; config.nvme_bytes = 4ull << 30;
@@ -14,13 +14,14 @@
  *     kvt_llama_idle(cache, seq, tokens, count, &saved);               save, and free its cells for another one
  *     kvt_llama_detach(&cache);                                        what is kept is on the disk
  *
- * What it promises: a sequence after restore holds exactly the KV that was computed for exactly these tokens, under this
- * model, these cache types and this salt, or fewer tokens, and the count says how many. No byte that failed a check reaches
- * the engine.
+ * What it promises: a sequence after restore holds exactly the KV that was computed for exactly these tokens,
+ * under this model, these cache types and this salt, or fewer tokens, and the count says how many. No byte that
+ * failed a check reaches the engine.
  *
- * What the caller promises: `tokens` are what the engine evaluated for this sequence at positions 0 to count - 1, and a
- * sequence whose positions were shifted (llama_memory_seq_add, seq_div) or whose KV came from elsewhere is told by
- * kvt_llama_taint. Adapters and control vectors are set before attach, and not changed while attached.
+ * What the caller promises: `tokens` are what the engine evaluated for this sequence at positions 0 to count -
+ * 1, and a sequence whose positions were shifted (llama_memory_seq_add, seq_div) or whose KV came from
+ * elsewhere is told by kvt_llama_taint. Adapters and control vectors are set before attach, and not changed
+ * while attached.
  *
  * Threads: the thread that may call llama_decode on this context, one call at a time.
  * Units:   bytes, tokens.
@@ -64,7 +65,10 @@ struct kvt_llama_config {
     bool is_codec_off;     /* true: kept as it is, not packed */
     bool is_whole;         /* true: states are not split (it is learned when that is needed; this asks for it) */
 
-    /* Where llama.cpp's functions are: a handle of dlopen, or a path for it, or neither: what the process has loaded. */
+    /*
+     * Where llama.cpp's functions are: a handle of dlopen, or a path for it, or neither: what the process has
+     * loaded.
+     */
     void *library;
     const char *library_path;
 
@@ -77,42 +81,45 @@ struct kvt_llama_config {
 KVT_API struct kvt_llama_config kvt_llama_config_default(void);
 
 /*
- * Attaches to a context. Evaluates a few tokens in a sequence that holds none, to learn how its states are laid out, to
- * check that one that was taken apart and put together again has the same bytes, and to tell models apart by the KV they
- * compute; that sequence is empty again afterwards. The logits of an earlier decode are gone.
- * ret_error (which may be NULL) gets one line: what, value, rule.
- * INVAL: an impossible value, or every sequence is in use | UNSUPPORTED: no llama.cpp in this process, one whose functions
- * are not all there, or a context without a cache | BUSY: another process has the directory | NOMEM | IO.
+ * Attaches to a context. Evaluates a few tokens in a sequence that holds none, to learn how its states are laid
+ * out, to check that one that was taken apart and put together again has the same bytes, and to tell models
+ * apart by the KV they compute; that sequence is empty again afterwards. The logits of an earlier decode are
+ * gone. ret_error (which may be NULL) gets one line: what, value, rule. INVAL: an impossible value, or every
+ * sequence is in use | UNSUPPORTED: no llama.cpp in this process, one whose functions are not all there, or a
+ * context without a cache | BUSY: another process has the directory | NOMEM | IO.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_attach(const struct kvt_llama_config *config, struct llama_context *ctx,
                                                        struct kvt_llama **ret_llama, char *ret_error,
                                                        size_t error_bytes);
 
-/* Writes what host memory alone has, makes it durable, lets go of the context, nulls; NULL is fine. Before llama_free. */
+/*
+ * Writes what host memory alone has, makes it durable, lets go of the context, nulls; NULL is fine. Before
+ * llama_free.
+ */
 KVT_API void kvt_llama_detach(struct kvt_llama **llama);
 
 /*
- * How many leading tokens of the prompt restore would bring: at most count - 1, since the engine has to evaluate one to have
- * logits. From memory; a record that turns out damaged later makes it fewer.
+ * How many leading tokens of the prompt restore would bring: at most count - 1, since the engine has to
+ * evaluate one to have logits. From memory; a record that turns out damaged later makes it fewer.
  */
 KVT_API uint64_t kvt_llama_match(struct kvt_llama *llama, const int32_t *tokens, uint64_t count);
 
 /*
- * Empties the sequence and brings back as many leading tokens of the prompt as match says: it holds exactly *ret_tokens
- * tokens then, and the engine evaluates the others. 0 is no error: nothing was known, it turned out damaged, or
- * the engine refused it (the sequence is empty then, and those records are forgotten).
- * INVAL: no such sequence, or no tokens | FULL: the context has no room for them: the sequence is empty, what is kept
+ * Empties the sequence and brings back as many leading tokens of the prompt as match says: it holds exactly
+ * *ret_tokens tokens then, and the engine evaluates the others. 0 is no error: nothing was known, it turned out
+ * damaged, or the engine refused it (the sequence is empty then, and those records are forgotten). INVAL: no
+ * such sequence, or no tokens | FULL: the context has no room for them: the sequence is empty, what is kept
  * stays | NOMEM: the sequence is empty.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                         uint64_t count, uint64_t *ret_tokens);
 
 /*
- * Keeps what is new of a sequence that holds exactly these tokens. *ret_tokens: how many leading ones can be restored from
- * now on. Models with window layers want it before more than the window's tokens were evaluated since the last one
- * (kvt_llama_is_due); without it the tokens between cannot be branch points.
- * INVAL: the sequence does not hold `count` tokens at positions 0 to count - 1, or is tainted: nothing is kept |
- * FULL: not all of it could be kept; larger than the caps allow: nothing is evicted for it | NOMEM.
+ * Keeps what is new of a sequence that holds exactly these tokens. *ret_tokens: how many leading ones can be
+ * restored from now on. Models with window layers want it before more than the window's tokens were evaluated
+ * since the last one (kvt_llama_is_due); without it the tokens between cannot be branch points. INVAL: the
+ * sequence does not hold `count` tokens at positions 0 to count - 1, or is tainted: nothing is kept | FULL: not
+ * all of it could be kept; larger than the caps allow: nothing is evicted for it | NOMEM.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_save(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                      uint64_t count, uint64_t *ret_tokens);
@@ -124,8 +131,8 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_llama_save(struct kvt_llama *llama, in
 KVT_API bool kvt_llama_is_due(struct kvt_llama *llama, int32_t seq, uint64_t count, uint64_t next_tokens);
 
 /*
- * The sequence leaves the context: saved, and its cells freed. As save; it is freed also when not all of it could be kept
- * (FULL), and left alone with INVAL and NOMEM. What is kept is made durable in the background.
+ * The sequence leaves the context: saved, and its cells freed. As save; it is freed also when not all of it
+ * could be kept (FULL), and left alone with INVAL and NOMEM. What is kept is made durable in the background.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_idle(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
                                                      uint64_t count, uint64_t *ret_tokens);
@@ -135,21 +142,27 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_llama_resume(struct kvt_llama *llama, 
                                                        uint64_t count, uint64_t *ret_tokens);
 
 /*
- * Positions of this sequence were shifted, or its KV is not these tokens' own: saves are refused until it was emptied by
- * restore, idle or resume.
+ * Positions of this sequence were shifted, or its KV is not these tokens' own: saves are refused until it was
+ * emptied by restore, idle or resume.
  */
 KVT_API void kvt_llama_taint(struct kvt_llama *llama, int32_t seq);
 
 /*
- * Forgets all that is kept of these tokens, also what other conversations share with them; returns how many records. On
- * the disk the bytes stay until their place is used again, and may be found after a restart.
+ * Forgets all that is kept of these tokens, also what other conversations share with them; returns how many
+ * records. On the disk the bytes stay until their place is used again, and may be found after a restart.
  */
 KVT_API uint64_t kvt_llama_forget(struct kvt_llama *llama, const int32_t *tokens, uint64_t count);
 
-/* Forgets everything in both tiers, of every model and salt, durably. IO: the disk failed; nothing is found all the same. */
+/*
+ * Forgets everything in both tiers, of every model and salt, durably. IO: the disk failed; nothing is found all
+ * the same.
+ */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_forget_all(struct kvt_llama *llama);
 
-/* Everything that is kept is on the disk when it returns. IO: it could not be had. Without a store: OK, nothing happens. */
+/*
+ * Everything that is kept is on the disk when it returns. IO: it could not be had. Without a store: OK, nothing
+ * happens.
+ */
 KVT_NODISCARD KVT_API enum kvt_status kvt_llama_flush(struct kvt_llama *llama);
 
 struct kvt_llama_stats {
@@ -159,8 +172,7 @@ struct kvt_llama_stats {
     uint32_t groups;    /* layer groups: 1, or 2 with window layers */
     uint32_t layers[2]; /* of the full, of the window group */
     uint32_t window_tokens;
-    uint32_t
-        ring_tokens; /* cells of one sequence for window layers, when its cells can be put where they were; 0: they cannot */
+    uint32_t ring_tokens; /* cells of a sequence for window layers, if they can be put where they were; 0: they cannot */
     uint32_t block_tokens;
     uint32_t streams;        /* 1: one cache for all sequences */
     uint64_t token_bytes[2]; /* KV of one token in each group */

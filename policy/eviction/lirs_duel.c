@@ -232,6 +232,7 @@ static void duel_insert(struct kvt_policy *duel, uint32_t slot, uint64_t key_has
     duel->pending[slot] = is_twin ? 0 : (uint8_t)(PENDING | hits);
     duel->offset_of[slot] = duel->offset;
     if (!is_twin) duel->slot_of[entry] = slot + 1;
+    kvt_ghosts_prefetch_first(&duel->lirs.ghosts, key_hash);
 }
 
 static void duel_touch(struct kvt_policy *duel, uint32_t slot)

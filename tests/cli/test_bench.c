@@ -43,9 +43,9 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         const char *arguments[7];
         const char *line;
     } cases[] = {
-        { { NULL }, "the part" },
+        { { NULL }, "the part is missing: core, codec, copy or store" },
         { { "stores" }, "core, codec, copy or store" },
-        { { "store", "core" }, "core" },
+        { { "store", "core" }, "'core': one argument too many" },
         { { "store" }, "--dir is missing" },
         { { "store", "--dir", "" }, "an existing directory" },
         { { "store", "--dir", "/tmp", "--size", "1MiB" }, "16MiB to 16GiB" },

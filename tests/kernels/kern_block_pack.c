@@ -331,12 +331,137 @@ static bool check_unpack(uint32_t i, struct kern_run *run)
     return true;
 }
 
+/* ---- Speed: blocks of 4 chunks of 64 KiB of bf16, in GB/s of raw bytes ------------------------------------------ */
+
+enum { BENCH_BLOCKS = 32, BENCH_LAYERS = 4, BENCH_ELEMENTS = 16384, BENCH_CTAS = 128 };
+enum { BENCH_PLANE = 2 * BENCH_ELEMENTS, BENCH_BLOCK = BENCH_LAYERS * 2 * BENCH_PLANE };
+
+struct bench {
+    const struct kern_launches *side; /* NULL: the reference, on one block */
+    uint32_t blocks;
+    uint8_t *planes, *packed; /* of device memory */
+    struct kvt_block_chunk *chunks;
+    struct kvt_block_plan *plans;
+    struct kvt_block_pack *packs;
+    struct kvt_block_unpack *unpacks;
+    uint32_t *results;
+    uint8_t *scratch; /* the reference's */
+};
+
+static void *take(const struct bench *b, size_t size)
+{
+    return b->side ? b->side->memory_alloc(size) : kvt_alloc(1, size);
+}
+
+static void *take_device(const struct bench *b, size_t size)
+{
+    return b->side ? b->side->device_alloc(size) : kvt_alloc(1, size);
+}
+
+static void bench_close(void *user)
+{
+    struct bench *b = user;
+    void *const tables[] = { b->chunks, b->plans, b->packs, b->unpacks, b->results, b->scratch };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(tables); i++) {
+        if (b->side) b->side->memory_free(tables[i]);
+        else kvt_free(tables[i]);
+    }
+    void (*const drop)(void *) = b->side ? b->side->device_free : kvt_free;
+    drop(b->planes);
+    drop(b->packed);
+    kvt_free(b);
+}
+
+static void bench_pack_pass(void *user)
+{
+    const struct bench *b = user;
+    if (!b->side) kvt_block_pack(b->packs, &kvt_rank_ops_ref, b->scratch);
+    else if (b->side->block_pack(b->packs, b->blocks, BENCH_LAYERS, BENCH_CTAS, NULL) == KVT_OK)
+        (void)b->side->finish();
+}
+
+static void bench_unpack_pass(void *user)
+{
+    const struct bench *b = user;
+    if (!b->side) kvt_block_unpack(b->unpacks, &kvt_rank_ops_ref, b->scratch);
+    else if (b->side->block_unpack(b->unpacks, b->blocks, BENCH_LAYERS, BENCH_CTAS, NULL) == KVT_OK)
+        (void)b->side->finish();
+}
+
+static void bench_tables(const struct bench *b, const struct kvt_rank_shape *shape)
+{
+    for (uint32_t i = 0; i < b->blocks; i++) {
+        struct kvt_block_chunk *chunks = b->chunks + (size_t)i * BENCH_LAYERS;
+        for (uint32_t layer = 0; layer < BENCH_LAYERS; layer++)
+            for (uint32_t p = 0; p < 2; p++)
+                chunks[layer].plane[p] = b->planes + (size_t)i * BENCH_BLOCK + (size_t)(2 * layer + p) * BENCH_PLANE;
+        b->packs[i] = (struct kvt_block_pack){ .shape = *shape,
+                                               .layers = BENCH_LAYERS,
+                                               .tokens = BENCH_ELEMENTS / shape->channels,
+                                               .capacity = BENCH_BLOCK,
+                                               .chunks = chunks,
+                                               .plans = b->plans + (size_t)i * BENCH_LAYERS,
+                                               .target = b->packed + (size_t)i * BENCH_BLOCK,
+                                               .ret_length = &b->results[2 * i] };
+        b->unpacks[i] = (struct kvt_block_unpack){ .shape = *shape,
+                                                   .layers = BENCH_LAYERS,
+                                                   .tokens = b->packs[i].tokens,
+                                                   .chunks = chunks,
+                                                   .packed = b->packs[i].target,
+                                                   .ret_verdict = &b->results[2 * i + 1] };
+    }
+}
+
+static void *bench_open(uint32_t i, uint64_t *ret_bytes)
+{
+    const struct kvt_rank_shape shape = {
+        .dtype = KVT_DTYPE_BF16, .plane_count = 2, .channels = 1024, .elements = BENCH_ELEMENTS
+    };
+    struct bench *b = kvt_alloc(1, sizeof *b);
+    if (!b) return NULL;
+    b->side = kern_launches_from(i, LAUNCHES);
+    b->blocks = b->side ? BENCH_BLOCKS : 1;
+    const size_t bytes = (size_t)b->blocks * BENCH_BLOCK;
+    b->planes = take_device(b, bytes);
+    b->packed = take_device(b, bytes);
+    b->chunks = take(b, sizeof *b->chunks * BENCH_LAYERS * b->blocks);
+    b->plans = take(b, sizeof *b->plans * BENCH_LAYERS * b->blocks);
+    b->packs = take(b, sizeof *b->packs * b->blocks);
+    b->unpacks = take(b, sizeof *b->unpacks * b->blocks);
+    b->results = take(b, 2 * sizeof *b->results * b->blocks);
+    b->scratch = take(b, kvt_block_scratch_bytes(&shape));
+    uint8_t *filled = kvt_alloc(1, BENCH_BLOCK);
+    const bool is_there = b->planes && b->packed && b->chunks && b->plans && b->packs && b->unpacks && b->results
+        && b->scratch && filled;
+    if (is_there) {
+        struct kvt_rng rng = { 1 };
+        rank_fill(filled, shape.dtype, BENCH_BLOCK / 2, shape.channels, RANK_FILL_KV, &rng);
+        for (uint32_t n = 0; n < b->blocks; n++) {
+            if (b->side) b->side->copy(b->planes + (size_t)n * BENCH_BLOCK, filled, BENCH_BLOCK);
+            else memcpy(b->planes + (size_t)n * BENCH_BLOCK, filled, BENCH_BLOCK);
+        }
+        bench_tables(b, &shape);
+        bench_pack_pass(b); /* what unpack takes apart */
+        for (uint32_t n = 0; n < b->blocks; n++) b->unpacks[n].length = b->results[2 * n];
+    }
+    kvt_free(filled);
+    if (!is_there || b->results[0] == 0) {
+        bench_close(b);
+        return NULL;
+    }
+    *ret_bytes = bytes;
+    return b;
+}
+
 const struct kern_kernel kern_block_pack = {
     .name = "block_pack",
     .what = "a block's segments to its packed form",
     .impl = impl,
     .is_here = is_here,
     .check = check_pack,
+    .bench_open = bench_open,
+    .bench_pass = bench_pack_pass,
+    .bench_close = bench_close,
 };
 
 const struct kern_kernel kern_block_unpack = {
@@ -345,4 +470,7 @@ const struct kern_kernel kern_block_unpack = {
     .impl = impl,
     .is_here = is_here,
     .check = check_unpack,
+    .bench_open = bench_open,
+    .bench_pass = bench_unpack_pass,
+    .bench_close = bench_close,
 };

@@ -40,6 +40,12 @@ def check_symbols(options):
             + [f"{name} is in a public header and not shown" for name in sorted(declared - shown)])
 
 
+def check_connector_symbols(options):
+    header = pathlib.Path(options.include, "kvtier", "llama.h").read_text(encoding="utf-8")
+    declared, shown = set(DECLARED.findall(COMMENT.sub(" ", header))), shown_symbols(options.nm, options.llama)
+    return [f"{name} is in one of llama.h and libkvtier_llama alone" for name in sorted(declared ^ shown)]
+
+
 def check_declarations_are_found():
     text = "/* KVT_API int kvt_no(void); */ KVT_NODISCARD KVT_API enum e\n kvt_yes(int (*f)(void)); int kvt_private(void);"
     found = DECLARED.findall(COMMENT.sub(" ", text))
@@ -77,12 +83,14 @@ def check_example(options, compiler, source):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("nm", "cc", "cxx", "include", "pkgconfig", "library"):
+    for name in ("nm", "cc", "cxx", "include", "pkgconfig", "library", "llama"):
         parser.add_argument("--" + name)
     parser.add_argument("examples", nargs="+")
     options = parser.parse_args()
     tests = {"declarations_are_found": check_declarations_are_found(),
              "the_library_shows_what_the_headers_mark_and_nothing_else": check_symbols(options)}
+    if options.llama:
+        tests["the_llama_library_shows_its_header_and_nothing_else"] = check_connector_symbols(options)
     if shutil.which("readelf"):
         tests["the_soname_has_a_version"] = check_soname(options)
     if shutil.which("pkg-config"):

@@ -104,7 +104,10 @@ void made_up_destroy(struct llama_context *ctx)
     free(ctx);
 }
 
-/* ---- Cells ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- Cells
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 static struct cell *stream_of(const struct cache *cache, int32_t seq)
 {
@@ -255,7 +258,10 @@ void made_up_cut(struct llama_context *ctx, int32_t seq, int32_t from, int32_t e
     made_up_shift(ctx, seq, end, from - end);
 }
 
-/* ---- States ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- States
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 struct out {
     uint8_t *bytes; /* NULL: only counted */
@@ -389,7 +395,10 @@ static void read_cache(struct llama_context *ctx, struct cache *cache, int32_t s
     }
 }
 
-/* ---- What the connector finds ---------------------------------------------------------------------------------------- */
+/*
+ * ---- What the connector finds
+ * ----------------------------------------------------------------------------------------
+ */
 
 #define ENGINE_FUNCTIONS(X)                                                                                    \
     X(const struct llama_model *, llama_get_model, (const struct llama_context *ctx))                          \

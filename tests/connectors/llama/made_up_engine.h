@@ -1,9 +1,10 @@
 /*
  * made_up_engine: llama.cpp's functions, as far as the connector calls them, over a model that is made up.
  *
- * Its KV is a function of all tokens up to a position, its logits a digest of every cell that a token attends to. So two
- * sequences give the same logits only if each of those cells holds the same bytes, and a window with a hole gives others. A
- * full cache and, if wanted, one with a window, which is a ring; one stream, or one for each sequence.
+ * Its KV is a function of all tokens up to a position, its logits a digest of every cell that a token attends
+ * to. So two sequences give the same logits only if each of those cells holds the same bytes, and a window with
+ * a hole gives others. A full cache and, if wanted, one with a window, which is a ring; one stream, or one for
+ * each sequence.
  */
 #ifndef KVT_TESTS_CONNECTORS_LLAMA_MADE_UP_ENGINE_H
 #define KVT_TESTS_CONNECTORS_LLAMA_MADE_UP_ENGINE_H
@@ -32,8 +33,8 @@ struct llama_context *made_up_create(const struct made_up_config *config);
 void made_up_destroy(struct llama_context *ctx);
 
 /*
- * Evaluates tokens at positions first, first + 1, ...; returns a digest that stands for the logits of the first and of
- * the last one. 0: failed.
+ * Evaluates tokens at positions first, first + 1, ...; returns a digest that stands for the logits of the first
+ * and of the last one. 0: failed.
  */
 uint64_t made_up_evaluate(struct llama_context *ctx, int32_t seq, const int32_t *tokens, uint32_t first,
                           uint32_t count);

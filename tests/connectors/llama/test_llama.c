@@ -94,7 +94,10 @@ static uint64_t control(const struct made_up_config *config, const int32_t *toke
     return logits;
 }
 
-/* Restores as much of the prompt as there is, evaluates the rest, and wants the control's logits. Returns what was restored. */
+/*
+ * Restores as much of the prompt as there is, evaluates the rest, and wants the control's logits. Returns what
+ * was restored.
+ */
 static uint64_t check_prompt(struct llama_context *ctx, struct kvt_llama *llama, const struct made_up_config *config,
                              int32_t seq, const int32_t *tokens, uint32_t count)
 {
@@ -216,7 +219,10 @@ static void a_turn_costs_its_new_tokens_and_a_shared_prefix_nothing(void **state
     made_up_destroy(ctx);
 }
 
-/* ---- The disk -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- The disk
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 static void remove_store(void)
 {
@@ -299,35 +305,58 @@ static void flip_bits(uint32_t count, uint64_t seed)
     (void)closedir(directory);
 }
 
+/* The largest file loses what is behind so many parts of 60 KiB, or is gone. */
+static void shorten_largest(uint32_t parts)
+{
+    char path[512], largest[512] = "";
+    off_t size = 0;
+    DIR *directory = opendir(folder);
+    for (const struct dirent *entry; (entry = readdir(directory));) {
+        struct stat found;
+        (void)snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size <= size) continue;
+        size = found.st_size;
+        memcpy(largest, path, sizeof path);
+    }
+    (void)closedir(directory);
+    assert_int_equal(parts == 0 ? unlink(largest) : truncate(largest, 61440 * (off_t)parts), 0);
+}
+
 static void b62_damaged_records_are_recomputed_and_replaced_by_the_next_save(void **state)
 {
     (void)state;
     const struct made_up_config made_up = made_up_config();
     int32_t tokens[LENGTH];
     struct kvt_llama_stats stats;
-    remove_store();
     make_tokens(83, tokens);
-    for (uint32_t run = 0; run < 3; run++) {
-        struct llama_context *ctx = made_up_create(&made_up);
-        struct kvt_llama *llama = attach(ctx, true);
-        if (run == 0) {
-            evaluate_and_save(ctx, llama, 0, tokens, 0, 400);
-        } else if (run == 1) {
-            uint64_t restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
-            assert_true(restored < 400);
-            kvt_llama_stats(llama, &stats);
-            print_message("%lu of 400 tokens after 12 flipped bits, %lu records damaged\n", restored,
-                          stats.damaged_blocks);
-            assert_true(stats.damaged_blocks > 0);
-            assert_int_equal(kvt_llama_restore(llama, 0, tokens, 401, &restored), KVT_OK);
-            evaluate_and_save(ctx, llama, 0, tokens, (uint32_t)restored, 400);
-            assert_int_equal(check_prompt(ctx, llama, &made_up, 1, tokens, 401), 400);
-        } else {
-            assert_int_equal(check_prompt(ctx, llama, &made_up, 0, tokens, 401), 400);
+    for (uint32_t damage = 0; damage < 9; damage++) {
+        remove_store();
+        for (uint32_t run = 0; run < 4; run++) {
+            struct llama_context *ctx = made_up_create(&made_up);
+            struct kvt_llama *llama = attach(ctx, true);
+            uint64_t restored = 0;
+            if (run == 0) {
+                evaluate_and_save(ctx, llama, 0, tokens, 0, 400);
+            } else if (run == 1) {
+                restored = check_prompt(ctx, llama, &made_up, 0, tokens, 401);
+                assert_true(restored < 400);
+                kvt_llama_stats(llama, &stats);
+                print_message("damage %u: %lu of 400 tokens, %lu records damaged\n", damage, restored,
+                              stats.damaged_blocks);
+                if (damage == 0) assert_true(stats.damaged_blocks > 0);
+                assert_int_equal(kvt_llama_restore(llama, 0, tokens, 401, &restored), KVT_OK);
+                evaluate_and_save(ctx, llama, 0, tokens, (uint32_t)restored, 400);
+                assert_int_equal(check_prompt(ctx, llama, &made_up, 1, tokens, 401), 400);
+                kvt_llama_stats(llama, &stats);
+                assert_int_equal(stats.dropped_blocks, 0);
+            } else {
+                assert_int_equal(check_prompt(ctx, llama, &made_up, 0, tokens, 401), 400);
+            }
+            kvt_llama_detach(&llama);
+            made_up_destroy(ctx);
+            if (run == 0 && damage == 0) flip_bits(12, 5);
+            if (run == 0 && damage > 0) shorten_largest(damage - 1);
         }
-        kvt_llama_detach(&llama);
-        made_up_destroy(ctx);
-        if (run == 0) flip_bits(12, 5);
     }
 }
 
@@ -388,7 +417,10 @@ static void forgotten_tokens_are_not_found(void **state)
     made_up_destroy(ctx);
 }
 
-/* ---- What the engine refuses, and what is refused ---------------------------------------------------------------------- */
+/*
+ * ---- What the engine refuses, and what is refused
+ * ----------------------------------------------------------------------
+ */
 
 static void b67_a_refused_restore_leaves_an_empty_sequence_and_is_not_offered_again(void **state)
 {

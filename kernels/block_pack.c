@@ -145,7 +145,7 @@ static enum kvt_block_verdict unpack_chunk(const struct kvt_block_unpack *block,
     const struct kvt_block_chunk *chunk = &block->chunks[i];
     const uint32_t element = kvt_block_element_bytes(&block->shape);
     const size_t plane_bytes = kvt_block_plane_bytes(&block->shape);
-    struct kvt_block_found found;
+    struct kvt_block_found found = { 0 };
     kvt_block_find_chunk(block, block->first + i, &found);
     const enum kvt_block_verdict verdict = kvt_block_check_chunk(block, &found);
     if (verdict != KVT_BLOCK_OK) return verdict;

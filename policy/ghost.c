@@ -23,7 +23,7 @@ enum kvt_status kvt_ghosts_init(struct kvt_ghosts *ghosts, uint32_t capacity, ui
     KVT_ASSERT(list_count <= KVT_GHOST_LISTS_MAX);
     *ghosts = (struct kvt_ghosts){ .capacity = capacity };
     uint64_t buckets = 1;
-    while (buckets < capacity) buckets *= 2;
+    while (buckets < (uint64_t)capacity + capacity / 2) buckets *= 2;
     ghosts->bucket_mask = (uint32_t)(buckets - 1);
     ghosts->entries = kvt_table_map(entries_bytes(ghosts));
     if (!ghosts->entries) return KVT_NOMEM;
@@ -46,16 +46,44 @@ static uint32_t *head_of(const struct kvt_ghosts *ghosts, uint64_t key_hash)
     return &ghosts->heads[kvt_mix64(key_hash) & ghosts->bucket_mask];
 }
 
+/* The link to the key, or the end of its bucket's chain. */
+static uint32_t *link_of(const struct kvt_ghosts *ghosts, uint64_t key_hash)
+{
+    uint32_t *link = head_of(ghosts, key_hash);
+    while (*link != 0 && ghosts->entries[*link - 1].key_hash != key_hash) link = &ghosts->entries[*link - 1].next;
+    return link;
+}
+
 uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash)
 {
-    uint32_t link = *head_of(ghosts, key_hash);
-    while (link != 0 && ghosts->entries[link - 1].key_hash != key_hash) link = ghosts->entries[link - 1].next;
+    const uint32_t link = *link_of(ghosts, key_hash);
     return link != 0 ? link - 1 : KVT_GHOST_NONE;
 }
 
 void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash)
 {
     __builtin_prefetch(head_of(ghosts, key_hash), 1);
+}
+
+void kvt_ghosts_prefetch_first(const struct kvt_ghosts *ghosts, uint64_t key_hash)
+{
+    const uint32_t link = *head_of(ghosts, key_hash);
+    if (link != 0) __builtin_prefetch(&ghosts->entries[link - 1]);
+}
+
+uint32_t kvt_ghosts_prefetch_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
+{
+    const struct kvt_order *order = &ghosts->order;
+    uint32_t ghost = kvt_order_coldest(order, list);
+    if (ghost != KVT_GHOST_NONE) ghost = kvt_order_warmer(order, ghost);
+    if (ghost == KVT_GHOST_NONE) return ghost;
+    kvt_ghosts_prefetch(ghosts, ghosts->entries[ghost].key_hash);
+    ghost = kvt_order_warmer(order, ghost);
+    if (ghost == KVT_GHOST_NONE) return ghost;
+    __builtin_prefetch(&ghosts->entries[ghost], 1);
+    const uint32_t later = kvt_order_warmer(order, ghost);
+    if (later != KVT_GHOST_NONE) __builtin_prefetch(&order->links[kvt_order_node(order, later)], 1);
+    return ghost;
 }
 
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
@@ -65,8 +93,11 @@ uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list)
 
 uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint32_t list)
 {
-    const uint32_t known = kvt_ghosts_find(ghosts, key_hash);
-    if (known != KVT_GHOST_NONE) kvt_ghosts_forget(ghosts, known);
+    uint32_t *end = link_of(ghosts, key_hash);
+    if (*end != 0) {
+        kvt_ghosts_forget(ghosts, *end - 1);
+        end = link_of(ghosts, key_hash);
+    }
     KVT_ASSERT(ghosts->count < ghosts->capacity);
     uint32_t ghost;
     if (ghosts->free_head != 0) {
@@ -75,9 +106,9 @@ uint32_t kvt_ghosts_remember(struct kvt_ghosts *ghosts, uint64_t key_hash, uint3
     } else {
         ghost = ghosts->fresh++;
     }
-    uint32_t *head = head_of(ghosts, key_hash);
-    ghosts->entries[ghost] = (struct kvt_ghost){ .key_hash = key_hash, .next = *head, .list = list };
-    *head = ghost + 1;
+    /* At the end of its chain: who is forgotten is mostly the oldest, and is met first. */
+    *end = ghost + 1;
+    ghosts->entries[ghost] = (struct kvt_ghost){ .key_hash = key_hash, .list = list };
     kvt_order_push_warm(&ghosts->order, list, ghost);
     ghosts->count++;
     ghosts->size[list]++;

@@ -46,6 +46,15 @@ uint32_t kvt_ghosts_find(const struct kvt_ghosts *ghosts, uint64_t key_hash);
 /* Asks the memory for what find, remember or forget of the key will read first. */
 void kvt_ghosts_prefetch(const struct kvt_ghosts *ghosts, uint64_t key_hash);
 
+/* The same for what they read second; reads the first. */
+void kvt_ghosts_prefetch_first(const struct kvt_ghosts *ghosts, uint64_t key_hash);
+
+/*
+ * Asks the memory for what forgetting the oldest of a list, call after call, will read two and three calls from now.
+ * Returns the one whose turn is after the next one, for the caller's own tables; KVT_GHOST_NONE: there is none.
+ */
+uint32_t kvt_ghosts_prefetch_oldest(const struct kvt_ghosts *ghosts, uint32_t list);
+
 /* The oldest of a list, KVT_GHOST_NONE when it is empty. */
 uint32_t kvt_ghosts_oldest(const struct kvt_ghosts *ghosts, uint32_t list);
 

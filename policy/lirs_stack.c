@@ -85,10 +85,31 @@ void kvt_lirs_touch(struct kvt_lirs *lirs, uint32_t slot)
     settle(lirs);
 }
 
+/*
+ * Evictions mostly come in a row, each of the next HIR, whose key is remembered while the oldest one is forgotten. Asks
+ * the memory for what the next of both will read, one eviction earlier for each thing that is read to find another.
+ */
+static void look_ahead(const struct kvt_lirs *lirs)
+{
+    const struct kvt_order *queue = &lirs->slots.order, *stack = &lirs->stack;
+    const uint32_t slot = kvt_order_coldest(queue, KVT_LIRS_HIR);
+    const uint32_t next = slot == KVT_ORDER_NONE ? slot : kvt_order_warmer(queue, slot);
+    if (next != KVT_ORDER_NONE) {
+        kvt_slots_prefetch(&lirs->slots, next);
+        __builtin_prefetch(&lirs->keys[next]);
+        __builtin_prefetch(&stack->links[kvt_order_node(stack, next)], 1);
+        kvt_ghosts_prefetch(&lirs->ghosts, lirs->keys[slot]);
+    }
+    const uint32_t ghost = kvt_ghosts_prefetch_oldest(&lirs->ghosts, OUT);
+    if (ghost == KVT_GHOST_NONE) return;
+    __builtin_prefetch(&stack->links[kvt_order_node(stack, lirs->slots.slot_count + ghost)], 1);
+}
+
 /* An evicted HIR in S leaves its key in its place there; all else leaves nothing. */
 void kvt_lirs_remove(struct kvt_lirs *lirs, uint32_t slot, enum kvt_policy_why why)
 {
     const uint32_t list = kvt_slots_remove(&lirs->slots, slot);
+    if (why == KVT_POLICY_EVICTED) look_ahead(lirs);
     if (kvt_order_has(&lirs->stack, slot)) {
         if (why == KVT_POLICY_EVICTED && list == KVT_LIRS_HIR) {
             const uint32_t known = kvt_ghosts_find(&lirs->ghosts, lirs->keys[slot]);

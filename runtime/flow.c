@@ -652,7 +652,10 @@ static void tell(const struct kvt_core *core, const struct kvt_transfer *transfe
         [KVT_LEG_NVME_TO_HOST] = { KVT_TIER_NVME, KVT_TIER_HOST },
         [KVT_LEG_HOST_TO_DEVICE] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
         [KVT_LEG_DEVICE_TO_DEVICE] = { KVT_TIER_DEVICE, KVT_TIER_DEVICE },
+        [KVT_LEG_HOST_TO_DEVICE_PART] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
+        [KVT_LEG_HOST_TO_WINDOW] = { KVT_TIER_HOST, KVT_TIER_DEVICE },
     };
+    KVT_ASSERT(transfer->leg < KVT_ARRAY_COUNT(ends));
     const struct kvt_tier_op *op = &transfer->op;
     const bool is_filled_here = transfer->leg == KVT_LEG_DEVICE_TO_HOST || transfer->leg == KVT_LEG_NVME_TO_HOST;
     const bool is_late = transfer->is_abandoned

@@ -6,6 +6,7 @@
 #include "runtime/flow.h"
 #include "runtime/residency.h"
 
+#define NO_STEP UINT32_MAX
 #define TRIES_MAX 8 /* without room for all at once; then the sequence is brought whole */
 
 /* The range that a layer of a group is in, when its blocks come in so many. */
@@ -171,6 +172,8 @@ static void publish(struct kvt_core *core, const struct kvt_sequence *sequence)
 enum kvt_ready kvt_layers_settle(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     if (!kvt_sequence_is_suspect(sequence)) return sequence->lost_from == UINT64_MAX ? KVT_READY : KVT_LOST;
+    /* Whether it waits for each layer, and what it still commits, is known at its end. */
+    if (sequence->step != NO_STEP) return KVT_NOT_READY;
     if (core->fill_failures != sequence->failures_seen || sequence->is_unwaited) {
         sequence->lost_from = kvt_min_u64(sequence->lost_from, sequence->suspect_from);
         core->counters.lost_blocks++;

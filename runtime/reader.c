@@ -150,11 +150,19 @@ static void end_pass(struct kvt_core *core, struct kvt_reader *reader, kvt_mark 
     reader->pass++;
 }
 
-void kvt_readers_end_of(struct kvt_core *core, const struct kvt_sequence *sequence, kvt_mark mark)
+/* Behind what reads the piece that is out: it was submitted to the stream of that piece. 0: none is. */
+static kvt_mark mark_given(struct kvt_core *core, const struct kvt_reader *reader)
+{
+    if (reader->freed == reader->given || !core->gpu) return 0;
+    return core->stream_marks[reader->stream] = core->gpu->ops->mark(core->gpu, reader->stream);
+}
+
+void kvt_readers_end_of(struct kvt_core *core, const struct kvt_sequence *sequence)
 {
     for (uint32_t r = 0; r < KVT_READERS_MAX; r++) {
         struct kvt_reader *reader = &core->readers[r];
-        if (reader->is_open && kvt_sequence_of(core, reader->seq) == sequence) end_pass(core, reader, mark);
+        if (reader->is_open && kvt_sequence_of(core, reader->seq) == sequence)
+            end_pass(core, reader, mark_given(core, reader));
     }
 }
 
@@ -318,9 +326,7 @@ enum kvt_status kvt_reader_pass(struct kvt_core *core, struct kvt_reader *reader
     KVT_ASSERT(sequence != NULL); /* it closes its readers when it ends */
     if (sequence->step == NO_STEP || layer >= reader->layers) return KVT_INVAL;
     if (first > end || end > sequence->groups[reader->group].count) return KVT_INVAL;
-    const uint32_t stream = core->steps[sequence->step].stream;
-    const bool is_given = reader->freed < reader->given;
-    end_pass(core, reader, is_given && core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0);
+    end_pass(core, reader, mark_given(core, reader));
     reader->layer = layer;
     reader->freed = reader->given = reader->started = first;
     reader->end = end;
@@ -371,11 +377,7 @@ enum kvt_status kvt_reader_next_piece(struct kvt_core *core, struct kvt_reader *
     struct kvt_sequence *sequence = kvt_sequence_of(core, reader->seq);
     KVT_ASSERT(sequence != NULL);
     if (sequence->step == NO_STEP || max == 0) return KVT_INVAL;
-    if (reader->freed < reader->given) {
-        const kvt_mark mark = core->gpu ? core->gpu->ops->mark(core->gpu, stream) : 0;
-        if (core->gpu) core->stream_marks[stream] = mark;
-        release_given(core, reader, mark);
-    }
+    if (reader->freed < reader->given) release_given(core, reader, mark_given(core, reader));
     *ret_piece = (struct kvt_piece){ .state = KVT_PIECE_END, .first = reader->given, .lost_from = UINT64_MAX };
     if (reader->given == reader->end) return KVT_OK;
     advance(core, reader);
@@ -393,6 +395,7 @@ enum kvt_status kvt_reader_next_piece(struct kvt_core *core, struct kvt_reader *
     if (count == 0) return KVT_OK;
     for (uint32_t i = 0; i < count; i++) ret_chunks[i] = chunk_of(core, reader, reader->given + i);
     reader->given += count;
+    reader->stream = stream;
     /* What is on the device may have been written on another stream. What went through a place has landed. */
     kvt_core_order_after_other_streams(core, stream);
     return KVT_OK;

@@ -73,6 +73,7 @@ struct kvt_reader {
     struct kvt_reader_entry *entries; /* [place_count] a ring */
     kvt_mark *marks;                  /* [place_count] last compute use of each place */
     uint32_t layer;
+    uint32_t stream; /* of the piece that was handed out last */
     uint32_t pass; /* how many were begun: a transfer of an earlier one is nobody's */
     /* Block numbers: below freed done with, then handed out, then on their way, then to come. */
     uint64_t freed, given, started, end;
@@ -102,7 +103,7 @@ void kvt_reader_landed(struct kvt_core *core, uint32_t reader, uint32_t pass, ui
 /* Starts what can start now, for all readers. */
 void kvt_readers_pump(struct kvt_core *core);
 /* The sequence's step ends: its passes end with it. */
-void kvt_readers_end_of(struct kvt_core *core, const struct kvt_sequence *sequence, kvt_mark mark);
+void kvt_readers_end_of(struct kvt_core *core, const struct kvt_sequence *sequence);
 /* The sequence ends. */
 void kvt_readers_close_of(struct kvt_core *core, const struct kvt_sequence *sequence);
 

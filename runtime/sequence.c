@@ -682,6 +682,7 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     child->tokens = child->reserved = parent->tokens;
     child->reused = parent->tokens;
     child->is_unshared = parent->is_unshared;
+    child->lost_from = parent->lost_from; /* it shares what was computed from other bytes, too */
     child->is_streamed = parent->is_streamed;
     child->root = parent->root;
     child->chain = parent->chain;

@@ -231,7 +231,10 @@ enum kvt_status kvt_sequence_truncate(struct kvt_core *core, struct kvt_sequence
     sequence->tokens = sequence->reserved = kept;
     sequence->reused = kvt_min_u64(sequence->reused, kept);
     sequence->lost_from = UINT64_MAX;
-    if (kept <= sequence->suspect_from) sequence->suspect_from = UINT64_MAX;
+    if (kept <= sequence->suspect_from) {
+        sequence->suspect_from = UINT64_MAX;
+        sequence->is_unwaited = false;
+    }
     sequence->retries = 0;
     enum kvt_room room;
     if (is_resumed) KVT_TRY(kvt_sequence_resume(core, sequence, &room));

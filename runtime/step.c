@@ -296,7 +296,7 @@ enum kvt_status kvt_core_step_end(struct kvt_core *core, kvt_step handle)
     for (uint32_t s = step->first_sequence; s != KVT_NO_SEQUENCE; s = core->sequences[s].step_next) {
         struct kvt_sequence *sequence = &core->sequences[s];
         sequence->last_mark = mark;
-        kvt_readers_end_of(core, sequence, mark);
+        kvt_readers_end_of(core, sequence);
         kvt_layers_end(core, step, sequence);
         sequence->step = NO_STEP;
         kvt_sequence_slide(core, sequence);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,6 +49,12 @@ int kvt_failure(const char *command, const char *format, ...)
     return KVT_EXIT_FAILED;
 }
 
+void kvt_remove_output(const char *path)
+{
+    struct stat about;
+    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode)) (void)remove(path);
+}
+
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 /*
@@ -79,6 +86,12 @@ int kvt_parse_options(const struct argp *argp, int argc, char **argv, void *inpu
 error_t kvt_refuse_argument(const struct argp_state *state, const char *argument)
 {
     (void)kvt_usage_error(state->argv[0], "'%.200s': this command takes options only", argument);
+    return EINVAL;
+}
+
+error_t kvt_refuse_extra_argument(const struct argp_state *state, const char *argument)
+{
+    (void)kvt_usage_error(state->argv[0], "'%.200s': one argument too many", argument);
     return EINVAL;
 }
 

@@ -102,7 +102,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         return EINVAL;
     }
     case ARGP_KEY_ARG:
-        if (options->part) return kvt_refuse_argument(state, argument);
+        if (options->part) return kvt_refuse_extra_argument(state, argument);
         options->part = argument;
         return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -169,5 +169,6 @@ int kvt_cmd_bench(int argc, char **argv)
         options.store.is_json = options.is_json;
         return kvt_bench_store(&options.store);
     }
-    return kvt_refuse_value(command, "the part", options.part ? options.part : "", "core, codec, copy or store");
+    if (!options.part) return kvt_usage_error(command, "the part is missing: core, codec, copy or store");
+    return kvt_refuse_value(command, "the part", options.part, "core, codec, copy or store");
 }

@@ -54,7 +54,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case ARGP_KEY_ARG:
         if (!options->action) options->action = value;
         else if (!options->directory) options->directory = value;
-        else return kvt_refuse_argument(state, value);
+        else return kvt_refuse_extra_argument(state, value);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

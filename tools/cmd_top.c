@@ -62,7 +62,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
         return EINVAL;
     }
     case ARGP_KEY_ARG:
-        if (options->path) return kvt_refuse_argument(state, value);
+        if (options->path) return kvt_refuse_extra_argument(state, value);
         options->path = value;
         return 0;
     default: return ARGP_ERR_UNKNOWN;

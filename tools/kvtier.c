@@ -13,7 +13,7 @@ static const struct {
     { "bench", "the speed of one part beside the ceiling of this machine", kvt_cmd_bench },
     { "plan", "what a model's KV cache takes, and how many sequences fit", kvt_cmd_plan },
     { "run", "replays a workload on the real runtime and verifies every block", kvt_cmd_run },
-    { "sim", "counts what eviction and admission policies keep of a workload", kvt_cmd_sim },
+    { "sim", "what eviction and admission policies would keep, counted or in virtual time", kvt_cmd_sim },
     { "store", "looks at, checks and tidies a store directory", kvt_cmd_store },
     { "top", "a live view of a running process", kvt_cmd_top },
 };

@@ -192,7 +192,9 @@ static void read_root(struct reader *reader, struct json_object *root, struct kv
         || json_object_get_int64(format) != FORMAT)
         refuse(reader, "", "kvtier_links", format, rule);
     struct json_object *device = object_of(reader, root, "device", false), *name = NULL;
-    if (device && json_object_object_get_ex(device, "name", &name))
+    const bool is_named = device && json_object_object_get_ex(device, "name", &name);
+    if (is_named && !json_object_is_type(name, json_type_string)) refuse(reader, "device", "name", name, "a string");
+    else if (is_named)
         (void)snprintf(links->device, sizeof links->device, "%s", json_object_get_string(name));
     read_link(reader, device, "to_host", &links->to_host);
     read_link(reader, device, "to_device", &links->to_device);
@@ -230,9 +232,13 @@ enum kvt_status kvt_links_read(const char *path, struct kvt_links *ret_links, ch
     struct json_object *root = json_tokener_parse_verbose(text, &parsed);
     char line[256] = "";
     struct reader reader = { .error = line, .error_bytes = sizeof line };
-    if (parsed != json_tokener_success)
-        refuse(&reader, "", "it", NULL, "one JSON object, as kvtier bench --calibrate writes it");
-    else read_root(&reader, root, &links);
+    if (parsed != json_tokener_success) {
+        (void)snprintf(line, sizeof line, "%s: it must be one JSON object, as kvtier bench --calibrate writes it",
+                       json_tokener_error_desc(parsed));
+        reader.is_bad = true;
+    } else {
+        read_root(&reader, root, &links);
+    }
     (void)json_object_put(root);
     if (reader.is_bad) {
         (void)snprintf(ret_error, error_bytes, "%s: %s", path, line);

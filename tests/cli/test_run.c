@@ -179,6 +179,8 @@ static void assert_streamed(uint64_t device_bytes)
     assert_true(number(object, "stream", "requests") > 0);
     assert_true(number(object, "stream", "bytes_max") > 2 * device_bytes);
     assert_true(number(object, "stream", "chunks_verified") > 0);
+    const double stalled = json_object_get_double(field(field(object, "steps"), "stall_seconds"));
+    assert_int_equal(number(object, "steps", "stalled") > 0, stalled > 0); /* a stall is some step's */
     assert_true(number(object, "stream", "results_compared") > 0);
     const double error = json_object_get_double(field(field(object, "stream"), "error_max"));
     assert_true(error > 0 && error < 1e-3);

@@ -138,6 +138,9 @@ static void what_is_no_store_is_refused_and_left_as_it_is(void **state)
     assert_non_null(strstr(outcome.err, "stat, ls, verify or compact"));
     RUN("store");
     assert_int_equal(outcome.exit_status, 2);
+    RUN("store", "stat", bench.path, "more");
+    assert_int_equal(outcome.exit_status, 2);
+    assert_string_equal(outcome.err, "kvtier store: 'more': one argument too many\n");
     RUN("store", "--help");
     assert_int_equal(outcome.exit_status, 0);
     bench_done(&bench);

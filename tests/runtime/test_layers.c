@@ -123,6 +123,34 @@ static void a_layer_that_was_not_waited_for_takes_its_step_back(void **state)
     world_close(&w);
 }
 
+/* All may have landed before the step's end, and its kernels have read other bytes all the same. */
+static void a_step_that_is_still_open_is_not_told_to_be_right(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_step step;
+    uint64_t lost_from, kept;
+    open_with_text(&w, &text);
+    const kvt_seq seq = create(&w, &text, BLOCK_TOKENS);
+    assert_int_equal(begin(&w, seq, &step), KVT_LANDING); /* and no layer is waited for */
+    world_settle(&w);
+    assert_int_equal(landed(&w, seq, &lost_from), KVT_NOT_READY);
+    world_write(&w, &text, seq, TOKENS, BLOCK_TOKENS, 0);
+    world_end(&w, step);
+    world_settle(&w);
+    assert_int_equal(landed(&w, seq, &lost_from), KVT_LOST);
+    assert_int_equal(lost_from, TOKENS);
+    assert_int_equal(kvt_seq_truncate(w.runtime, seq, lost_from, NULL, &kept), KVT_OK);
+    world_finish(&w, seq, true);
+    kvt_seq other;
+    assert_int_equal(world_create(&w, &text, TOKENS + 2 * BLOCK_TOKENS, true, &other), TOKENS);
+    world_finish(&w, other, true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 /* Begins a landing step that fills two more blocks, all layers waited for, and ends it. */
 static kvt_seq compute_while_landing(struct world *w, const struct text *text)
 {
@@ -197,6 +225,64 @@ static void a_load_that_fails_takes_back_what_its_step_computed(void **state)
         world_verify_idle(&w);
         world_close(&w);
     }
+}
+
+static void a_fork_of_a_sequence_that_is_lost_is_lost_too(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq fork;
+    kvt_step step;
+    uint64_t lost_from, kept;
+    open_with_text(&w, &text);
+    kvt_gpu_emulated_fault_at(w.gpu, FETCH, 2, KVT_GPU_FAULT_FAIL_LATE);
+    const kvt_seq seq = compute_while_landing(&w, &text);
+    world_settle(&w);
+    assert_int_equal(kvt_seq_fork(w.runtime, seq, &fork), KVT_OK); /* nobody has told the parent's engine yet */
+    assert_int_equal(landed(&w, fork, &lost_from), KVT_LOST);
+    assert_int_equal(lost_from, TOKENS);
+    assert_int_equal(begin(&w, fork, &step), KVT_LOST);
+    assert_int_equal(kvt_seq_truncate(w.runtime, fork, lost_from, NULL, &kept), KVT_OK);
+    assert_int_equal(kept, TOKENS);
+    world_step(&w, &text, fork, BLOCK_TOKENS, true);
+    assert_int_equal(begin(&w, seq, &step), KVT_LOST);
+    world_finish(&w, seq, true);
+    world_finish(&w, fork, true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
+/* What is computed anew after a cut has its own loads to wait for. */
+static void a_cut_takes_the_layers_that_were_not_waited_for_with_it(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_step step;
+    uint64_t lost_from, kept;
+    open_with_text(&w, &text);
+    const kvt_seq seq = create(&w, &text, 5);
+    assert_int_equal(begin(&w, seq, &step), KVT_LANDING);
+    world_write(&w, &text, seq, TOKENS, 5, 0);
+    world_end(&w, step);
+    assert_int_equal(kvt_seq_truncate(w.runtime, seq, TOKENS, NULL, &kept), KVT_OK);
+    assert_int_equal(kept, TOKENS);
+    world_settle(&w);
+    world_idle(&w, seq);
+    world_flush(&w, 98, false);
+    assert_int_equal(world_resume(&w, seq), KVT_ROOM_OK);
+    assert_int_equal(world_reserve(&w, seq, 5), KVT_ROOM_OK);
+    assert_int_equal(begin(&w, seq, &step), KVT_LANDING);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) world_wait_layer(&w, step, 0, layer, 0);
+    world_write(&w, &text, seq, TOKENS, 5, 0);
+    world_end(&w, step);
+    world_settle(&w);
+    assert_int_equal(landed(&w, seq, &lost_from), KVT_READY);
+    world_finish(&w, seq, true);
+    world_settle(&w);
+    world_close(&w);
 }
 
 /* Goal: the sequence no longer has the block, and its tokens were computed from it all the same. */
@@ -435,6 +521,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b07_a_layer_is_read_only_behind_its_load),
         cmocka_unit_test(a_layer_that_was_not_waited_for_takes_its_step_back),
+        cmocka_unit_test(a_step_that_is_still_open_is_not_told_to_be_right),
+        cmocka_unit_test(a_fork_of_a_sequence_that_is_lost_is_lost_too),
+        cmocka_unit_test(a_cut_takes_the_layers_that_were_not_waited_for_with_it),
         cmocka_unit_test(what_a_landing_step_computes_is_found_when_all_has_landed_and_not_before),
         cmocka_unit_test(a_load_that_fails_takes_back_what_its_step_computed),
         cmocka_unit_test(a_load_that_fails_after_its_window_has_moved_on_is_told_too),

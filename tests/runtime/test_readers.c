@@ -199,6 +199,82 @@ static void a_place_is_filled_again_only_behind_what_reads_it(void **state)
     world_close(&w);
 }
 
+/* The stream of a piece is the one that was named for it, whichever stream the step has or the next piece gets. */
+static void a_place_is_filled_again_behind_the_stream_that_its_piece_was_for(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    uint32_t chunks[PLACES];
+    kvt_step step;
+    uint64_t lost_from;
+    struct kvt_piece piece = { .state = KVT_PIECE_PENDING };
+    world_init(&w, DEVICE_SLOTS, 60);
+    world_open(&w);
+    text_make(&text, 1, LONG_TOKENS);
+    struct streamed s = stream_begin(&w, &text);
+    write_all(&w, &text, &s);
+    world_settle(&w);
+    for (uint32_t way = 0; way < 3; way++) {
+        assert_int_equal(world_begin(&w, s.seq, 0, &step, &lost_from), KVT_READY);
+        assert_int_equal(kvt_reader_begin(w.runtime, s.reader, 1, 0, PLACES), KVT_OK);
+        do {
+            world_pump(&w, 1);
+            assert_int_equal(
+                kvt_reader_next(w.runtime, s.reader, kvt_emulated_stream(w.runtime, 1), chunks, PLACES, &piece), KVT_OK);
+        } while (piece.state == KVT_PIECE_PENDING);
+        assert_int_equal(piece.state, KVT_PIECE_HERE);
+        for (uint32_t i = 0; i < piece.count; i++)
+            world_check_chunk(&w, &text, 1, piece.first + i, chunks[i], LONG_TOKENS, 1);
+        /* The piece goes with the next pass, with the step, or with a piece for another stream. */
+        if (way == 1) world_end(&w, step);
+        if (way == 1) assert_int_equal(world_begin(&w, s.seq, 0, &step, &lost_from), KVT_READY);
+        if (way == 2)
+            assert_int_equal(
+                kvt_reader_next(w.runtime, s.reader, kvt_emulated_stream(w.runtime, 0), chunks, PLACES, &piece), KVT_OK);
+        world_crank(&w, 0);
+        assert_int_equal(kvt_reader_begin(w.runtime, s.reader, 0, PLACES, 3 * PLACES), KVT_OK);
+        world_pump(&w, 8);
+        world_crank(&w, 1);
+        assert_int_equal(w.rows_wrong, 0);
+        world_end(&w, step);
+        world_crank(&w, 0);
+    }
+    stream_end(&w, &s);
+    world_settle(&w);
+    world_close(&w);
+}
+
+static void count_legs(void *user, const struct kvt_transfer_event *event)
+{
+    uint32_t(*legs)[KVT_TIERS] = user;
+    assert_true(event->from < KVT_TIERS);
+    assert_true(event->to < KVT_TIERS);
+    legs[event->from][event->to]++;
+}
+
+static void who_watches_transfers_is_told_of_those_to_a_window(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    uint32_t legs[KVT_TIERS][KVT_TIERS] = { { 0 } };
+    world_init(&w, DEVICE_SLOTS, 60);
+    w.env.on_transfer = count_legs;
+    w.env.transfer_user = legs;
+    world_open(&w);
+    text_make(&text, 1, LONG_TOKENS);
+    struct streamed s = stream_begin(&w, &text);
+    write_all(&w, &text, &s);
+    world_settle(&w);
+    const uint64_t chunks = world_stats(&w).window_chunks;
+    assert_true(chunks > 0);
+    assert_true(legs[KVT_TIER_HOST][KVT_TIER_DEVICE] >= chunks);
+    stream_end(&w, &s);
+    world_settle(&w);
+    world_close(&w);
+}
+
 static void a_move_that_fails_is_made_again_and_one_that_fails_always_is_told_as_lost(void **state)
 {
     (void)state;
@@ -456,6 +532,8 @@ int main(void)
         cmocka_unit_test(a_context_that_mostly_lies_on_nvme_is_read_through_little_host_memory),
         cmocka_unit_test(packed_blocks_pass_through_the_window_too),
         cmocka_unit_test(a_place_is_filled_again_only_behind_what_reads_it),
+        cmocka_unit_test(a_place_is_filled_again_behind_the_stream_that_its_piece_was_for),
+        cmocka_unit_test(who_watches_transfers_is_told_of_those_to_a_window),
         cmocka_unit_test(a_move_that_fails_is_made_again_and_one_that_fails_always_is_told_as_lost),
         cmocka_unit_test(a_device_that_stops_answering_ends_in_lost_and_not_in_a_wait_for_ever),
         cmocka_unit_test(a_window_may_go_while_moves_into_it_are_under_way),

@@ -4,6 +4,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/residency.h"
 #include "tests/sim/sim.h"
 #include "tiers/codec.h"
 #include "tiers/tier.h"
@@ -160,11 +161,15 @@ static void mark_durable(struct sim *sim, const struct kvt_store_listed *listed,
     if (sealed) sealed->durable = sim->durable_run;
 }
 
+static uint64_t recycled(const struct kvt_store_stats *stats) { return stats->reclaims + stats->evicted_records; }
+
 void sim_check_synced(struct sim *sim)
 {
     /* Without one of its directories a store puts records where nobody looks for them once it is back. */
     struct kvt_store_stats stats;
     kvt_store_stats(sim_store(sim), &stats);
+    sim->recycled_at_sync = recycled(&stats);
+    sim->durable_run++; /* what an earlier sync covered, and is not here any more, has left */
     if (stats.directories_lost == 0) (void)for_each_record(sim, mark_durable);
 }
 
@@ -175,10 +180,28 @@ static void mark_expected(struct sim *sim, const struct kvt_store_listed *listed
     if (sealed && sealed->durable == sim->durable_run - 1) sealed->durable = sim->durable_run;
 }
 
+/*
+ * A record may leave with its segment, and its block be stored again: until the next sync nothing is promised of that
+ * one. A record that is copied forward stays the one that was durable.
+ */
+void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
+{
+    struct sim *sim = user;
+    if (event->to != KVT_TIER_NVME) return;
+    const struct kvt_name name = kvt_block_name(&sim->opened->core, event->block);
+    struct sim_sealed *sealed = sim_content_find(
+        &sim->content, &(struct kvt_store_name){ { name.space.lo, name.space.hi }, { name.key.lo, name.key.hi } });
+    if (sealed) sealed->durable = 0;
+}
+
 void sim_check_before_crash(struct sim *sim)
 {
     sim->durable_run++;
-    if (sim_store(sim)) (void)for_each_record(sim, mark_expected);
+    if (!sim_store(sim)) return;
+    /* A record that left with its segment and was put again since is another one of the same name, and not synced. */
+    struct kvt_store_stats stats;
+    kvt_store_stats(sim_store(sim), &stats);
+    if (recycled(&stats) == sim->recycled_at_sync) (void)for_each_record(sim, mark_expected);
 }
 
 void sim_check_after_crash(struct sim *sim)

@@ -83,7 +83,7 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --seed -1", "--seed" },
         { "--workload chat --block-tokens 0", "--block-tokens" },
         { "--workload chat --block-tokens 70000", "--block-tokens" },
-        { "--workload chat --model gpt-9", "--model" },
+        { "--workload chat --model gpt-9", "--model is 'gpt-9': one of" },
         { "--workload chat --shape layers=0,kv_heads=1,head_dim=64,dtype=bf16", "--shape" },
         { "--workload chat --shape layers=1", "--shape" },
         { "--workload chat --model llama-3-8b --shape layers=1,kv_heads=1,head_dim=64,dtype=bf16", "--model" },

@@ -367,7 +367,8 @@ static error_t put_together(const struct argp_state *state, struct asked *asked)
                                                 : kvt_model_parse_shape(shape, &options->model, error, sizeof error);
     options->model_text = asked->model ? asked->model : shape;
     if (status != KVT_OK) {
-        (void)kvt_usage_error(state->argv[0], "%s: %s", asked->model ? "--model" : "--shape", error);
+        if (asked->model) (void)kvt_refuse_value(state->argv[0], "--model", asked->model, error);
+        else (void)kvt_usage_error(state->argv[0], "--shape: %s", error);
         return EINVAL;
     }
     if (asked->block_tokens == 0) asked->block_tokens = is_trace ? BLOCK_TOKENS_TRACE : BLOCK_TOKENS_DEFAULT;

@@ -257,6 +257,13 @@ static bool compute(struct kvt_streamer *st, struct kvt_schedule *s, struct kvt_
     return write_tokens(st, s, c, n);
 }
 
+static uint64_t stalled_ns(const struct kvt_schedule *s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < KVT_STALL_COUNT; i++) sum += s->result->stall_ns[i];
+    return sum;
+}
+
 static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kvt_conversation *c, bool *is_first)
 {
     kvt_step step = 0;
@@ -278,6 +285,8 @@ static bool step_once(struct kvt_streamer *st, struct kvt_schedule *s, struct kv
     if (is_lost) return kvt_schedule_lose(s, c, lost_from);
     const uint64_t now_ns = s->mark_ns = s->moved_ns = kvt_schedule_now_ns(s);
     s->result->steps++;
+    s->result->steps_stalled += stalled_ns(s) > st->stalled_ns;
+    st->stalled_ns = stalled_ns(s);
     s->result->step_ns_sum += now_ns - began_ns;
     if (s->options->on_progress)
         s->options->on_progress(s->options->user, s->result->requests_completed + s->result->requests_failed,
@@ -316,6 +325,7 @@ bool kvt_streamer_run(void *user, struct kvt_schedule *s, struct kvt_conversatio
     const uint64_t completed = s->result->requests_completed;
     bool is_first = true;
     st->counts.requests++;
+    st->stalled_ns = stalled_ns(s);
     if (!begin_turn(st, s, c)) return false;
     while (s->result->requests_completed == completed) {
         if (kvt_schedule_is_interrupted(s)) {

@@ -51,6 +51,7 @@ struct kvt_streamer {
     struct kvt_stream_counts counts;                  /* likewise */
     double *weights;                                  /* of the reference: [heads][weights_capacity] */
     uint64_t weights_capacity;
+    uint64_t stalled_ns; /* of all stalls so far, when the last step ended */
 
     /* The tokens that a step writes. */
     uint32_t *slots;

@@ -377,7 +377,7 @@ int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_opt
     static const struct argp parser = {
         .options = option_table,
         .parser = read_option,
-        .doc = "Counts what the runtime's policies would keep of a workload, without running it.",
+        .doc = "Counts what the runtime's policies would keep of a workload, or runs it in virtual time.",
     };
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     *ret_options = (struct kvt_sim_options){

@@ -25,8 +25,9 @@ class Sessions:
             print(piece, end="", flush=True)
 
     The context is one of its own, of `slots` sequences of `n_ctx` tokens (by default as many as the Llama's): the Llama
-    gives the model and the settings. `chat_template` is Jinja text, by default the model's own. What is said to the model outlives a restart on disk: a conversation that is
-    begun with the same tokens goes on where it was. Calls come from one thread.
+    gives the model and the settings. `chat_template` is Jinja text, by default the model's own. What is said to the model
+    outlives a restart on disk: a conversation that is begun with the same tokens goes on where it was. Calls come from
+    one thread.
     """
 
     def __init__(self, llama: Any, slots: int = 3, *, n_ctx: int | None = None,

@@ -267,13 +267,14 @@ def b62_damage_between_runs_is_recomputed_counted_and_healed(folder):
         os.truncate(files[-1], files[-1].stat().st_size // 3)
 
     def deletion():
-        files[-1].unlink()
+        for file in [f for f in files if f.stat().st_size == files[-1].stat().st_size]:  # one alone may be an empty segment
+            file.unlink()
 
     for damage in (bits, truncation, deletion):
         damage()
         have, got, stats = visit()
         check(same(got, wanted), f"{damage.__name__}: other logits")
-        check(have < 576 or stats.damaged_blocks == 0, "damage was not met")
+        check(have < 576, f"{damage.__name__} met nothing")
         healed, got, _ = visit()
         check(same(got, wanted), f"{damage.__name__}: other logits after the next save")
         print(f"    {damage.__name__}: {have} of 576 tokens, {stats.damaged_blocks} records damaged; after the next save {healed}")

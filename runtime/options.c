@@ -127,6 +127,35 @@ static enum kvt_status check_map(const struct kvt_config *config, uint32_t g, st
         if (map->stride[s] < bytes)
             return refuse(refusal, "device_maps[%u].stride[%u] is %llu: at least bytes, %llu", g, s,
                           (unsigned long long)map->stride[s], (unsigned long long)bytes);
+        if (map->slots > 1 && map->stride[s] > (UINT64_MAX - (uintptr_t)map->base[s] - bytes) / (map->slots - 1))
+            return refuse(refusal, "device_maps[%u].stride[%u] is %llu: %u slots end within the address space", g, s,
+                          (unsigned long long)map->stride[s], map->slots);
+    }
+    return KVT_OK;
+}
+
+/* True when a byte is in both segments, checked already. Slots of one may lie between those of the other. */
+static bool is_overlapping(const struct kvt_device_map *a, uint32_t s, const struct kvt_device_map *b, uint32_t t)
+{
+    if ((uintptr_t)a->base[s] > (uintptr_t)b->base[t]) return is_overlapping(b, t, a, s);
+    const uint64_t apart = (uintptr_t)b->base[t] - (uintptr_t)a->base[s], stride = a->stride[s];
+    if (apart >= (a->slots - 1) * stride + a->bytes) return false;
+    if (stride != b->stride[t]) return false; /* how such places lie in each other is the engine's to know */
+    const uint64_t behind = apart % stride; /* a slot of a's begins so far before b's first one */
+    const bool has_next = apart / stride + 1 < a->slots;
+    return behind < a->bytes || (has_next && stride - behind < b->bytes);
+}
+
+/* A byte in two segments would be two blocks'. Groups in one pool have the same segments. */
+static enum kvt_status check_overlaps(const struct kvt_config *config, uint32_t g, uint32_t h, struct refusal refusal)
+{
+    const struct kvt_device_map *a = map_of(config, g), *b = map_of(config, h);
+    for (uint32_t s = 0; a && b && s < a->segment_count; s++) {
+        for (uint32_t t = 0; t < (g == h ? s : b->segment_count); t++) {
+            if (is_overlapping(a, s, b, t))
+                return refuse(refusal, "device_maps[%u].base[%u] is %p: it overlaps device_maps[%u].base[%u]", g, s,
+                              a->base[s], h, t);
+        }
     }
     return KVT_OK;
 }
@@ -167,6 +196,9 @@ static enum kvt_status share_out_device(struct kvt_options *options, struct refu
         KVT_TRY(check_map(config, g, refusal));
         const uint32_t p = pool_of(options, g);
         core->pool_of_group[g] = p;
+        for (uint32_t h = 0; h <= g; h++) {
+            if (h == g || core->pool_of_group[h] != p) KVT_TRY(check_overlaps(config, g, h, refusal));
+        }
         if (map_of(config, g)) core->pool_slots[p] = map_of(config, g)->slots;
         if (map_of(config, g)) continue;
         weight[p] += weight_of(group, config->shape.block_tokens);

@@ -131,7 +131,7 @@ int kvt_bench_calibrate(const struct kvt_bench_calibrate_options *options)
         is_ok = kvt_calibrate_fail("%s cannot be written", options->path);
     if (fclose(file) != 0 && is_ok) is_ok = kvt_calibrate_fail("%s cannot be written", options->path);
     if (!is_ok) {
-        (void)remove(options->path);
+        kvt_remove_output(options->path);
         return KVT_EXIT_FAILED;
     }
     if (!options->is_json) print_table(&calibration.links);

@@ -192,7 +192,9 @@ static void read_root(struct reader *reader, struct json_object *root, struct kv
         || json_object_get_int64(format) != FORMAT)
         refuse(reader, "", "kvtier_links", format, rule);
     struct json_object *device = object_of(reader, root, "device", false), *name = NULL;
-    if (device && json_object_object_get_ex(device, "name", &name))
+    const bool is_named = device && json_object_object_get_ex(device, "name", &name);
+    if (is_named && !json_object_is_type(name, json_type_string)) refuse(reader, "device", "name", name, "a string");
+    else if (is_named)
         (void)snprintf(links->device, sizeof links->device, "%s", json_object_get_string(name));
     read_link(reader, device, "to_host", &links->to_host);
     read_link(reader, device, "to_device", &links->to_device);

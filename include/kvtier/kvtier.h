@@ -57,8 +57,8 @@ enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OF
 /*
  * Where the blocks of one layer group lie, when the engine owns the device memory: a segment for each (layer, plane) in layer
  * order, one for each layer in a state group. Segment s of slot n begins at base[s] + n * stride[s] and holds block_tokens rows
- * of the group (a state group: one state), `bytes` of them used. Everything is borrowed until kvt_open returns, and the
- * memory itself until kvt_close does.
+ * of the group (a state group: one state), `bytes` of them used. No byte is in two segments.
+ * Everything is borrowed until kvt_open returns, and the memory itself until kvt_close does.
  */
 struct kvt_device_map {
     uint32_t slots;         /* how many there are */

@@ -10,6 +10,7 @@
 
 #include <json-c/json.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "runtime/base/bytes.h"
 #include "tests/cli/run_program.h"
@@ -218,6 +219,22 @@ static void a_calibration_without_its_disk_leaves_no_file(void **state)
     assert_int_equal(access(path, F_OK), -1);
 }
 
+/* Goal: what fails is not removed when it is no file of its own. /dev/null stands behind a link, which would go first. */
+static void a_calibration_that_fails_leaves_a_device_where_it_was(void **state)
+{
+    (void)state;
+    char path[96], nothing[96];
+    struct stat about;
+    (void)snprintf(path, sizeof path, "%s/device", directory);
+    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
+    assert_int_equal(symlink("/dev/null", path), 0);
+    RUN("--calibrate", path, "--dir", nothing);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_int_equal(lstat(path, &about), 0);
+    assert_true(S_ISLNK(about.st_mode));
+    assert_int_equal(unlink(path), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) return 1;
@@ -230,6 +247,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_table_names_what_the_probe_found),
         cmocka_unit_test(a_calibration_is_what_the_simulator_reads),
         cmocka_unit_test(a_calibration_without_its_disk_leaves_no_file),
+        cmocka_unit_test(a_calibration_that_fails_leaves_a_device_where_it_was),
     };
     return cmocka_run_group_tests(tests, directory_create, directory_remove);
 }

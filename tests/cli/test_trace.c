@@ -296,6 +296,63 @@ static void a_file_that_cannot_be_written_is_one_line(void **state)
     }
 }
 
+/* Goal: what was there before the run is there after it. /dev/null stands behind a link, which would go in its place. */
+static void a_device_is_not_replaced_by_a_file_and_not_removed(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = { "--workload chat --record %R --trace-out /nonexistent/a.json",
+                                         "--workload chat --record %R --hbm 4KiB --host 1MiB",
+                                         "--workload chat --trace-out %R --hbm 4KiB --host 1MiB",
+                                         "--workload chat --requests 1 --metrics %R" };
+    struct stat about;
+    assert_int_equal(symlink("/dev/null", recorded), 0);
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
+        run_words("run", wrong[i]);
+        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s'", outcome.exit_status, wrong[i]);
+        assert_int_equal(count_lines(outcome.err), 1);
+        if (lstat(recorded, &about) != 0) fail_msg("removed by '%s'", wrong[i]);
+        if (!S_ISLNK(about.st_mode)) fail_msg("replaced by '%s'", wrong[i]);
+    }
+}
+
+static void two_files_of_one_name_are_refused(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = { "--workload chat --record %R --trace-out %R",
+                                         "--workload chat --record %R --metrics %R",
+                                         "--workload chat --trace-out %R --metrics %R" };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
+        run_words("run", wrong[i]);
+        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s'", outcome.exit_status, wrong[i]);
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_int_equal(access(recorded, F_OK), -1);
+    }
+}
+
+/* A context larger than the device, so that transfers of layers are in the trace too. */
+static void a_streamed_run_is_traced(void **state)
+{
+    (void)state;
+    run_words("run",
+              "--workload longdoc --requests 1 --context-tokens 600 --stream --device emulated --hbm 64KiB --host 8MiB"
+              " --trace-out %E --json" SHAPE);
+    struct json_object *result = report();
+    struct json_object *file = json_object_from_file(events);
+    assert_non_null(file);
+    uint32_t to_device = 0;
+    struct json_object *array = member(file, "traceEvents"), *name;
+    for (size_t i = 0; i < json_object_array_length(array); i++) {
+        struct json_object *event = json_object_array_get_idx(array, i), *category;
+        if (!json_object_object_get_ex(event, "cat", &category)) continue;
+        if (strcmp(json_object_get_string(category), "transfer") != 0) continue;
+        assert_true(json_object_object_get_ex(event, "name", &name));
+        to_device += strcmp(json_object_get_string(name), "host to device") == 0;
+    }
+    assert_true(to_device > 0);
+    (void)json_object_put(file);
+    (void)json_object_put(result);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) return 2;
@@ -304,6 +361,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_trace_nests_and_adds_up_to_the_report, enter, leave),
         cmocka_unit_test_setup_teardown(a_recorded_run_is_replayed_to_the_token, enter, leave),
         cmocka_unit_test_setup_teardown(a_file_that_cannot_be_written_is_one_line, enter, leave),
+        cmocka_unit_test_setup_teardown(a_device_is_not_replaced_by_a_file_and_not_removed, enter, leave),
+        cmocka_unit_test_setup_teardown(two_files_of_one_name_are_refused, enter, leave),
+        cmocka_unit_test_setup_teardown(a_streamed_run_is_traced, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -209,12 +209,39 @@ static void a_map_that_does_not_fit_the_shape_is_refused_by_name(void **state)
     }
 }
 
+/* Goal: two blocks in one byte would be other bytes for one of them. */
+static void segments_that_overlap_are_refused_and_interleaved_ones_are_not(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        struct engine e;
+        char error[256] = "";
+        prepare(&e, false);
+        const uint64_t bytes = e.segment_bytes, stride = GROUPS * SEGMENTS * bytes;
+        /* Slot by slot, all segments of a slot one behind the other. */
+        for (uint32_t s = 0; s < GROUPS * SEGMENTS; s++) {
+            e.base[s / SEGMENTS][s % SEGMENTS] = e.memory + s * bytes;
+            e.stride[s / SEGMENTS][s % SEGMENTS] = stride;
+        }
+        if (i == 1) e.base[1][3] = e.memory + 6 * bytes + 1;             /* into the one before */
+        if (i == 2) e.base[1][3] = e.memory + 7 * bytes + 1;             /* into the next slot of the first one */
+        if (i == 3) e.base[0][1] = e.base[0][0];                         /* the same */
+        if (i == 4) e.base[0][0] = e.memory + 2 * stride + 5 * bytes - 1; /* another group's, some slots on */
+        if (i == 5) e.stride[1][3] = UINT64_MAX / 3;                     /* beyond all memory */
+        const enum kvt_status status = kvt_open(&e.config, &e.runtime, error, sizeof error);
+        assert_int_equal(status, i == 0 ? KVT_OK : KVT_INVAL);
+        if (i > 0) assert_non_null(strstr(error, i == 5 ? "stride[3]" : "overlaps"));
+        finish(&e);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_in_an_engines_tensors_go_down_and_come_back_in_place),
         cmocka_unit_test(a_group_without_a_map_has_memory_of_kvtiers),
         cmocka_unit_test(a_map_that_does_not_fit_the_shape_is_refused_by_name),
+        cmocka_unit_test(segments_that_overlap_are_refused_and_interleaved_ones_are_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

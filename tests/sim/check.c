@@ -4,6 +4,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "runtime/residency.h"
 #include "tests/sim/sim.h"
 #include "tiers/codec.h"
 #include "tiers/tier.h"
@@ -173,6 +174,20 @@ static void mark_expected(struct sim *sim, const struct kvt_store_listed *listed
 {
     (void)listed;
     if (sealed && sealed->durable == sim->durable_run - 1) sealed->durable = sim->durable_run;
+}
+
+/*
+ * A record may leave with its segment, and its block be stored again: until the next sync nothing is promised of that
+ * one. A record that is copied forward stays the one that was durable.
+ */
+void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
+{
+    struct sim *sim = user;
+    if (event->to != KVT_TIER_NVME) return;
+    const struct kvt_name name = kvt_block_name(&sim->opened->core, event->block);
+    struct sim_sealed *sealed = sim_content_find(
+        &sim->content, &(struct kvt_store_name){ { name.space.lo, name.space.hi }, { name.key.lo, name.key.hi } });
+    if (sealed) sealed->durable = 0;
 }
 
 void sim_check_before_crash(struct sim *sim)

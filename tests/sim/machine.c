@@ -199,6 +199,7 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
     sim->gpu = NULL;
     const enum kvt_status status = kvt_open(&sim->config, &sim->runtime, error, 256);
     kvt_alloc_fail_at(0);
+    sim->opened = sim->runtime;
     if (status == KVT_OK) meet_device(sim);
     else SIM_CHECK(sim, sim->runtime == NULL, "a runtime that was refused: %s", error);
     sim_say(sim, "open: status %d%s%s", (int)status, status == KVT_OK ? "" : ": ", status == KVT_OK ? "" : error);
@@ -255,6 +256,8 @@ void sim_machine_start(struct sim *sim)
                                  .is_single_threaded = true,
                                  .pass = pass,
                                  .block_io = &io_faulty_ops,
+                                 .on_transfer = sim_note_transfer,
+                                 .transfer_user = sim,
                                  .seed = sim->plan.seed };
     const struct io_faulty_config disk = { .seed = sim->plan.seed,
                                            .is_reordering = sim_plan_has(&sim->plan, SIM_FAULT_REORDER),

@@ -62,6 +62,7 @@ struct sim {
     struct io_faulty_image *image;
     struct kvt_config config;
     struct kvt_runtime *runtime; /* NULL: it does not run at the moment */
+    struct kvt_runtime *opened;  /* the same, until it is gone: a close is still told of transfers */
     struct kvt_gpu *gpu;
     uint32_t engine_streams[SIM_ENGINE_STREAMS]; /* the device's numbers */
 
@@ -190,6 +191,8 @@ void sim_check_idle(struct sim *sim);
 void sim_check_synced(struct sim *sim);
 /* Marks what is durable and still in the store; after the restart all of that must be found. */
 void sim_check_before_crash(struct sim *sim);
+/* For env->on_transfer, with the sim as its user: a record that was put again is not the one that a sync covered. */
+void sim_note_transfer(void *user, const struct kvt_transfer_event *event);
 void sim_check_after_crash(struct sim *sim);
 /* Reads every record: each is exact, or refused, and refused only when the disk may have lied. */
 void sim_check_store(struct sim *sim);

@@ -2,7 +2,8 @@
  * The public API from many threads at once, over the real store: what a server does to it, and more.
  *
  * Eight engines, each with a stream of its own, share six texts, so they find, compute, fork, cut, park and forget the
- * same blocks at the same time. Each kernel compares every row that it reads with what its tokens make of it. Beside them
+ * same blocks at the same time. Steps begin while blocks land (is_layered), and half of the engines read their blocks
+ * through a window, too. Each kernel compares every row that it reads with what its tokens make of it. Beside them
  * run a reader of all numbers, a sender of signals, resets, and children of fork(). KVTIER_SOAK_SECONDS says how long
  * (3 by default). Meant for TSan as well; descriptors and memory must not grow.
  */
@@ -55,6 +56,7 @@ struct stress {
     atomic_bool is_over;         /* shared */
     atomic_ullong rows, wrong;   /* shared: by the kernels */
     atomic_ullong steps, reused; /* shared */
+    atomic_ullong landings, chunks; /* shared: steps that began while blocks landed; layers that came through readers */
     atomic_ullong refused, lost; /* shared: expected outcomes, counted so that they are seen */
     pthread_t engines[ENGINES];
 };
@@ -147,6 +149,76 @@ static bool reserve(struct engine *engine, kvt_seq seq, uint64_t n)
     return false;
 }
 
+/* One layer of one block, wherever a reader has it. */
+struct chunk {
+    struct stress *stress;
+    const uint8_t *rows;
+    const uint64_t *chain;
+    uint32_t layer;
+};
+
+static void run_chunk(void *user)
+{
+    const struct chunk *chunk = user;
+    uint64_t wrong = 0;
+    for (uint32_t row = 0; row < 2 * BLOCK_TOKENS; row++) {
+        const uint8_t *bytes = chunk->rows + (uint64_t)row * ROW_BYTES;
+        const uint8_t byte = byte_of(chunk->chain[row % BLOCK_TOKENS], 2 * chunk->layer + row / BLOCK_TOKENS);
+        wrong += bytes[0] != byte || memcmp(bytes, bytes + 1, ROW_BYTES - 1) != 0;
+    }
+    atomic_fetch_add(&chunk->stress->chunks, 1);
+    atomic_fetch_add(&chunk->stress->wrong, wrong);
+}
+
+/* In a step: its first blocks again, through a window of one slot when there is room for one. */
+static void read_through_window(struct engine *engine, const struct text *text, kvt_seq seq, uint64_t blocks)
+{
+    struct stress *stress = engine->stress;
+    struct chunk jobs[TEXT_TOKENS / BLOCK_TOKENS];
+    uint32_t chunks[TEXT_TOKENS / BLOCK_TOKENS];
+    enum kvt_room room;
+    kvt_reader_id reader = 0;
+    const enum kvt_status opened = kvt_reader_open(stress->runtime, seq, 0, 1, &room, &reader);
+    if (opened != KVT_OK || room != KVT_ROOM_OK) return;
+    for (uint32_t layer = 0; layer < PLANES / 2; layer++) {
+        struct kvt_piece piece = { .state = KVT_PIECE_PENDING };
+        HOLDS(kvt_reader_begin(stress->runtime, reader, layer, 0, blocks) == KVT_OK);
+        while (!is_over(engine)) {
+            HOLDS(kvt_reader_next(stress->runtime, reader, engine->stream, chunks, KVT_ARRAY_COUNT(chunks), &piece)
+                  == KVT_OK);
+            if (piece.state == KVT_PIECE_END || piece.state == KVT_PIECE_LOST) break;
+            if (piece.state == KVT_PIECE_PENDING) (void)kvt_wait(stress->runtime, 1000000);
+            const uint8_t *slots = kvt_device_slot(stress->runtime, 0, 0);
+            for (uint32_t i = 0; i < piece.count; i++) {
+                jobs[i] = (struct chunk){ stress, slots + (uint64_t)chunks[i] * (BLOCK_BYTES / 2),
+                                          text->chain + (piece.first + i) * BLOCK_TOKENS, layer };
+                HOLDS(kvt_emulated_launch(stress->runtime, engine->stream, run_chunk, &jobs[i]) == KVT_OK);
+            }
+            kvt_emulated_synchronize(stress->runtime, engine->stream);
+        }
+    }
+    HOLDS(kvt_reader_close(stress->runtime, &reader) == KVT_INVAL); /* not in a step: it ends with its sequence */
+}
+
+/* What is in host memory may still be on its way: each layer is waited for. */
+static void wait_for_layers(struct engine *engine, kvt_step handle)
+{
+    for (uint32_t layer = 0; layer < PLANES / 2; layer++)
+        HOLDS(kvt_step_wait_layer(engine->stress->runtime, handle, 0, layer, engine->stream) == KVT_OK);
+}
+
+/* Of a step that has run: false when what it read is told to be something else. */
+static bool has_landed(struct engine *engine, kvt_seq seq)
+{
+    enum kvt_ready ready = KVT_NOT_READY;
+    uint64_t lost_from;
+    while (ready == KVT_NOT_READY) {
+        HOLDS(kvt_seq_landed(engine->stress->runtime, seq, &ready, &lost_from) == KVT_OK);
+        if (ready == KVT_NOT_READY) (void)kvt_wait(engine->stress->runtime, 1000000);
+    }
+    return ready == KVT_READY;
+}
+
 /* Checks all that the sequence has and computes up to `to`; false: it could not, for a reason that may be. */
 static bool step(struct engine *engine, const struct text *text, kvt_seq seq, uint64_t to)
 {
@@ -171,13 +243,20 @@ static bool step(struct engine *engine, const struct text *text, kvt_seq seq, ui
         return false;
     }
     struct kernel kernel = { .stress = stress, .text = text, .known = known, .to = kvt_max_u64(known, to) };
+    if (entry.ready == KVT_LANDING) {
+        atomic_fetch_add(&stress->landings, 1);
+        wait_for_layers(engine, handle);
+    }
     launch(engine, &kernel, seq);
+    if (engine->index % 2) read_through_window(engine, text, seq, known / BLOCK_TOKENS);
     if (to > known)
         HOLDS(kvt_seq_commit(stress->runtime, seq, text->tokens + known, to - known, 0, engine->stream) == KVT_OK);
     HOLDS(kvt_step_end(stress->runtime, handle) == KVT_OK);
     kvt_emulated_synchronize(stress->runtime, engine->stream);
     atomic_fetch_add(&stress->steps, 1);
-    return true;
+    if (has_landed(engine, seq)) return true;
+    atomic_fetch_add(&stress->lost, 1);
+    return false;
 }
 
 /* Parks it, perhaps says when it is needed, and takes it back. False: no room for it now. */
@@ -350,6 +429,7 @@ static void open_runtime(struct stress *stress)
         .group_count = 1,
         .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 64 } }
     };
+    config.is_layered = true;
     config.device_bytes = 20 * BLOCK_BYTES; /* less than eight engines want */
     config.host_bytes = 4 * KVT_MIB;
     config.nvme_path = stress->path;
@@ -389,13 +469,15 @@ static void b59_many_threads_signals_and_forks_get_exact_bytes(void **state)
     for (uint32_t i = 0; i < ENGINES; i++) assert_int_equal(pthread_join(stress.engines[i], NULL), 0);
     const uint64_t late_bytes = resident_bytes();
 
-    print_message("%llu s: %llu steps, %llu rows compared, %llu tokens reused, %llu refused, %llu lost, %u rounds; "
-                  "%.1f MiB resident, %.1f MiB before\n",
+    print_message("%llu s: %llu steps, %llu rows compared, %llu tokens reused, %llu landings, %llu chunks, %llu refused, "
+                  "%llu lost, %u rounds; %.1f MiB resident, %.1f MiB before\n",
                   (unsigned long long)seconds, atomic_load(&stress.steps), atomic_load(&stress.rows),
-                  atomic_load(&stress.reused), atomic_load(&stress.refused), atomic_load(&stress.lost), rounds,
+                  atomic_load(&stress.reused), atomic_load(&stress.landings),
+                  atomic_load(&stress.chunks), atomic_load(&stress.refused), atomic_load(&stress.lost), rounds,
                   (double)late_bytes / KVT_MIB, (double)early_bytes / KVT_MIB);
     assert_int_equal(atomic_load(&stress.wrong), 0);
     assert_true(atomic_load(&stress.steps) > 0 && atomic_load(&stress.reused) > 0);
+    assert_true(atomic_load(&stress.chunks) > 0);
     assert_true(descriptors() <= descriptors_open + SEGMENTS_MAX); /* the store opens its segments as they come */
     /* A leak of one block a step would be many times that. */
     assert_true(late_bytes <= early_bytes + 16 * KVT_MIB);

@@ -88,6 +88,8 @@ static void another_file_is_refused_in_one_line(void **state)
         { "{\"kvtier_links\":2}", "kvtier_links is 2" },
         { "{\"kvtier_links\":1}", "device is missing" },
         { "{\"kvtier_links\":1,\"device\":7}", "device is 7" },
+        { "{\"kvtier_links\":1,\"device\":{\"name\":null,\"to_host\":" LINK ",\"to_device\":" LINK "}}",
+          "device.name is missing" },
         { "{\"kvtier_links\":1," DEVICE "}", "codec is missing" },
         { "{\"kvtier_links\":1," DEVICE ",\"codec\":{}}", "engine is missing" },
         { "{\"kvtier_links\":1," DEVICE ",\"codec\":{\"bf16\":{\"ratio\":0.5}}," ENGINE "}", "pack_ns_per_byte" },

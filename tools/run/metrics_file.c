@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "runtime/base/mem.h"
@@ -60,7 +61,13 @@ int kvt_metrics_file_start(struct kvt_runtime *runtime, const char *path, struct
     file->runtime = runtime;
     file->path = path;
     const int length = snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path);
-    int error = length < 0 || length >= (int)sizeof file->temporary ? ENAMETOOLONG : write_once(file);
+    /* Renaming would put a file in the place of a device or a pipe. */
+    struct stat about;
+    const bool is_taken = stat(path, &about) == 0 && !S_ISREG(about.st_mode);
+    int error = 0;
+    if (length < 0 || length >= (int)sizeof file->temporary) error = ENAMETOOLONG;
+    else if (is_taken) error = S_ISDIR(about.st_mode) ? EISDIR : ENOTSUP;
+    else error = write_once(file);
     if (error == 0) {
         (void)pthread_mutex_init(&file->lock, NULL);
         (void)pthread_cond_init(&file->changed, NULL);

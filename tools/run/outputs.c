@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/assert.h"
+#include "runtime/base/bytes.h"
 #include "tools/cli.h"
 
 static void on_turn(void *user, const struct kvt_turn *turn) { kvt_record_turn(user, turn); }
@@ -26,6 +27,25 @@ static int refuse(const struct kvt_outputs *outputs, const char *option, const c
     return kvt_usage_error(outputs->command, "%s is '%s': it cannot be written: %s", option, path, strerror(error));
 }
 
+/* Two files that write over each other are none. */
+static int refuse_same(const struct kvt_outputs *outputs)
+{
+    const struct kvt_run_options *options = outputs->options;
+    const struct {
+        const char *option, *path;
+    } files[] = { { "--record", options->record },
+                  { "--trace-out", options->trace_out },
+                  { "--metrics", options->metrics_path } };
+    for (uint32_t i = 1; i < KVT_ARRAY_COUNT(files); i++) {
+        for (uint32_t j = 0; j < i; j++) {
+            if (files[i].path && files[j].path && strcmp(files[i].path, files[j].path) == 0)
+                return kvt_usage_error(outputs->command, "%s is '%s': %s writes that file", files[i].option,
+                                       files[i].path, files[j].option);
+        }
+    }
+    return KVT_EXIT_OK;
+}
+
 static int open_record(struct kvt_outputs *outputs, const struct kvt_workload *workload)
 {
     outputs->record_file = fopen(outputs->options->record, "w");
@@ -40,7 +60,9 @@ int kvt_outputs_open(struct kvt_outputs *outputs, const char *command, const str
                      const struct kvt_workload *workload, uint64_t start_ns)
 {
     *outputs = (struct kvt_outputs){ .command = command, .options = options };
-    int exit_status = options->record ? open_record(outputs, workload) : KVT_EXIT_OK;
+    int exit_status = refuse_same(outputs);
+    if (exit_status != KVT_EXIT_OK) return exit_status;
+    if (options->record) exit_status = open_record(outputs, workload);
     if (exit_status == KVT_EXIT_OK && options->trace_out) {
         int error = 0;
         const enum kvt_status status = kvt_trace_out_open(options->trace_out, start_ns, &outputs->trace, &error);
@@ -50,7 +72,7 @@ int kvt_outputs_open(struct kvt_outputs *outputs, const char *command, const str
     }
     if (exit_status != KVT_EXIT_OK && outputs->record_file) {
         (void)fclose(outputs->record_file);
-        (void)remove(options->record);
+        kvt_remove_output(options->record);
         kvt_record_done(&outputs->record);
     }
     return exit_status;
@@ -75,8 +97,8 @@ int kvt_outputs_finish(struct kvt_outputs *outputs, bool is_run)
     int exit_status = finish_record(outputs);
     const enum kvt_status status = kvt_trace_out_close(&outputs->trace, &error);
     if (!is_run) {
-        if (outputs->options->record) (void)remove(outputs->options->record);
-        if (outputs->options->trace_out) (void)remove(outputs->options->trace_out);
+        if (outputs->options->record) kvt_remove_output(outputs->options->record);
+        if (outputs->options->trace_out) kvt_remove_output(outputs->options->trace_out);
         return KVT_EXIT_OK;
     }
     if (status == KVT_OK) return exit_status;

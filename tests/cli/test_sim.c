@@ -308,6 +308,15 @@ static void a_picture_is_gnuplots(void **state)
     (void)fclose(file);
     assert_non_null(strstr(script, "set terminal svg"));
     assert_non_null(strstr(script, "2 42.8571\n3 57.1429\ne\n2 57.1429\n3 57.1429\ne\n"));
+    assert_null(strstr(script, "xrange"));
+    (void)snprintf(line, sizeof line, "--trace @ --policies lru --count flat --capacities 2 --plot %s/a.svg", root);
+    sim(line); /* one capacity: an axis that has a width */
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_non_null(strstr(script, "set xrange [1:4]"));
     (void)unlink(drawn);
     (void)unlink(drawer);
     (void)setenv("PATH", before, 1);

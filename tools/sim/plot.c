@@ -80,6 +80,16 @@ static void print_lines(const struct kvt_sim_report *report, FILE *stream)
     }
 }
 
+/* gnuplot warns of a range without width: a single capacity has room on all sides. */
+static void print_range(const struct kvt_sim_report *report, FILE *stream)
+{
+    const uint64_t first = blocks_of(&report->jobs[0]);
+    for (uint32_t i = 1; i < report->job_count; i++) {
+        if (blocks_of(&report->jobs[i]) != first) return;
+    }
+    (void)fprintf(stream, "set xrange [%g:%g]\nset yrange [0:100]\n", 0.5 * (double)first, 2 * (double)first);
+}
+
 int kvt_sim_plot(const struct kvt_sim_report *report, const char *path)
 {
     /* gnuplot may end early: its status says so, not a signal. */
@@ -93,6 +103,7 @@ int kvt_sim_plot(const struct kvt_sim_report *report, const char *path)
         print_name(gnuplot, report->traces[0].name);
         (void)fprintf(gnuplot, ", counted %s' noenhanced\n",
                       report->options->mode == KVT_COUNT_FLAT ? "flat" : "by prefix");
+        print_range(report, gnuplot);
         print_lines(report, gnuplot);
     }
     const int status = gnuplot ? pclose(gnuplot) : -1;

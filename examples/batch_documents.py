@@ -26,6 +26,10 @@ class WrongUse(Exception):
     """One line: what, the value, the rule."""
 
 
+def refuse(text):
+    raise WrongUse(text)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0], epilog=__doc__.split("\n\n", 2)[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,6 +50,7 @@ def parse_arguments():
     parser.add_argument("--stop", action="append", default=[], help="text that ends an answer; may be given again")
     parser.add_argument("--prompt", default=PROMPT, help=f"with {{document}} and {{question}} ({PROMPT!r})")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.error = refuse
     options = parser.parse_args()
     if options.cache is None:
         options.cache = options.out.with_name(options.out.name + ".kv")

@@ -72,6 +72,8 @@ struct kvt_policy_ops {
 
     /* Asks the memory for what the other calls will read of the slot; changes nothing. NULL: the policy does not say. */
     void (*prefetch)(const struct kvt_policy *policy, uint32_t slot);
+    /* The same for an insert of the key, for policies that look keys up. NULL: the policy does not say. */
+    void (*prefetch_key)(const struct kvt_policy *policy, uint64_t key_hash);
 
     /*
      * What is known of the inserts and touches that follow, until the next hint; before the first one, nothing is. The

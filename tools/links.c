@@ -232,9 +232,13 @@ enum kvt_status kvt_links_read(const char *path, struct kvt_links *ret_links, ch
     struct json_object *root = json_tokener_parse_verbose(text, &parsed);
     char line[256] = "";
     struct reader reader = { .error = line, .error_bytes = sizeof line };
-    if (parsed != json_tokener_success)
-        refuse(&reader, "", "it", NULL, "one JSON object, as kvtier bench --calibrate writes it");
-    else read_root(&reader, root, &links);
+    if (parsed != json_tokener_success) {
+        (void)snprintf(line, sizeof line, "%s: it must be one JSON object, as kvtier bench --calibrate writes it",
+                       json_tokener_error_desc(parsed));
+        reader.is_bad = true;
+    } else {
+        read_root(&reader, root, &links);
+    }
     (void)json_object_put(root);
     if (reader.is_bad) {
         (void)snprintf(ret_error, error_bytes, "%s: %s", path, line);

@@ -317,6 +317,18 @@ static uint32_t duel_victim(struct kvt_policy *duel)
     return kvt_slots_coldest_idle(&duel->recent, RECENT);
 }
 
+static void duel_prefetch(const struct kvt_policy *duel, uint32_t slot)
+{
+    kvt_slots_prefetch(&duel->recent, slot);
+    __builtin_prefetch(&duel->entry_of[slot]);
+}
+
+static void duel_prefetch_key(const struct kvt_policy *duel, uint64_t key_hash)
+{
+    kvt_ghosts_prefetch(&duel->entries, key_hash);
+    kvt_ghosts_prefetch(&duel->lirs.ghosts, key_hash);
+}
+
 static void duel_verify(const struct kvt_policy *duel)
 {
     const uint32_t slot_count = duel->evidence.slot_count;
@@ -346,6 +358,8 @@ const struct kvt_policy_ops kvt_policy_lirs_duel = {
     .release = duel_release,
     .remove = duel_remove,
     .victim = duel_victim,
+    .prefetch = duel_prefetch,
+    .prefetch_key = duel_prefetch_key,
     .hint = duel_hint,
     .verify = duel_verify,
 };

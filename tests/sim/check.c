@@ -161,11 +161,15 @@ static void mark_durable(struct sim *sim, const struct kvt_store_listed *listed,
     if (sealed) sealed->durable = sim->durable_run;
 }
 
+static uint64_t recycled(const struct kvt_store_stats *stats) { return stats->reclaims + stats->evicted_records; }
+
 void sim_check_synced(struct sim *sim)
 {
     /* Without one of its directories a store puts records where nobody looks for them once it is back. */
     struct kvt_store_stats stats;
     kvt_store_stats(sim_store(sim), &stats);
+    sim->recycled_at_sync = recycled(&stats);
+    sim->durable_run++; /* what an earlier sync covered, and is not here any more, has left */
     if (stats.directories_lost == 0) (void)for_each_record(sim, mark_durable);
 }
 
@@ -193,7 +197,11 @@ void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
 void sim_check_before_crash(struct sim *sim)
 {
     sim->durable_run++;
-    if (sim_store(sim)) (void)for_each_record(sim, mark_expected);
+    if (!sim_store(sim)) return;
+    /* A record that left with its segment and was put again since is another one of the same name, and not synced. */
+    struct kvt_store_stats stats;
+    kvt_store_stats(sim_store(sim), &stats);
+    if (recycled(&stats) == sim->recycled_at_sync) (void)for_each_record(sim, mark_expected);
 }
 
 void sim_check_after_crash(struct sim *sim)

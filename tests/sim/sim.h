@@ -73,6 +73,7 @@ struct sim {
     struct twin_sequence scratch;
     struct sim_step steps[SIM_STEPS_MAX];
     struct sim_content content;
+    uint64_t recycled_at_sync; /* segments and records that had left the store at the last sync */
     uint32_t durable_run;                  /* grows when what was durable no longer has to be */
     uint8_t *packed, *raw, *scratch_bytes; /* to read records with */
     uint64_t scratch_size;

@@ -81,9 +81,9 @@ static void another_file_is_refused_in_one_line(void **state)
     static const struct {
         const char *text, *named;
     } wrong[] = {
-        { "", "one JSON object" },
+        { "", "it must be one JSON object" },
         { "[]", "one JSON object" },
-        { "{", "one JSON object" },
+        { "{", "it must be one JSON object" },
         { "{}", "kvtier_links is missing" },
         { "{\"kvtier_links\":2}", "kvtier_links is 2" },
         { "{\"kvtier_links\":1}", "device is missing" },

@@ -234,6 +234,29 @@ static void the_same_calls_give_the_same_victims(void **state)
     }
 }
 
+static void asking_the_memory_ahead_changes_no_victim(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; kvt_policy_at(i); i++) {
+        const struct kvt_policy_ops *ops = kvt_policy_at(i);
+        struct model a, b;
+        struct kvt_rng rng_a = { .state = 8 }, rng_b = { .state = 8 }, rng = { .state = 9 };
+        model_open(&a, ops, 33);
+        model_open(&b, ops, 33);
+        for (uint32_t step = 0; step < 5000; step++) {
+            if (ops->prefetch) ops->prefetch(a.policy, (uint32_t)kvt_rng_below(&rng, 33));
+            if (ops->prefetch_key) ops->prefetch_key(a.policy, kvt_rng_below(&rng, 100));
+            model_step(&a, &rng_a, &profiles[step / 500 % 3]);
+            model_step(&b, &rng_b, &profiles[step / 500 % 3]);
+            assert_int_equal(model_victim(&a), model_victim(&b));
+        }
+        ops->verify(a.policy);
+        assert_int_equal(memcmp(a.state, b.state, sizeof a.state), 0);
+        ops->destroy(a.policy);
+        ops->destroy(b.policy);
+    }
+}
+
 /* A search that passed over pinned slots each time would take hours here. */
 static void nothing_scans_what_is_pinned(void **state)
 {
@@ -601,6 +624,7 @@ int main(void)
         cmocka_unit_test(every_policy_gives_up_all_its_slots_once_released),
         cmocka_unit_test(a_hold_and_a_release_are_no_use),
         cmocka_unit_test(the_same_calls_give_the_same_victims),
+        cmocka_unit_test(asking_the_memory_ahead_changes_no_victim),
         cmocka_unit_test(nothing_scans_what_is_pinned),
         cmocka_unit_test(lru_equals_a_naive_list),
         cmocka_unit_test(lfu_equals_a_naive_search),

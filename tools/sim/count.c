@@ -10,7 +10,8 @@
 #include "tools/sim/belady.h"
 
 #define NONE KVT_POLICY_NONE
-enum { AHEAD = 12 }; /* accesses whose table entries are asked for early */
+/* So many accesses early the memory is asked for what the pool, and then what the policy will read. */
+enum { AHEAD = 12, POLICY_AHEAD = 6 };
 
 /* One tier: which block is in which slot. */
 struct pool {
@@ -184,16 +185,27 @@ static uint64_t tokens_of(const struct kvt_accesses *accesses, uint32_t request,
     return blocks * block_tokens - (is_short ? block_tokens - accesses->infos[request].last_tokens : 0);
 }
 
+static inline void look_ahead(const struct pool *pool, uint32_t block)
+{
+    const uint32_t slot = pool->slot_of[block];
+    if (slot == NONE) pool->ops->prefetch_key(pool->policy, kvt_mix64(block));
+    else if (pool->ops->prefetch) pool->ops->prefetch(pool->policy, slot);
+}
+
 /* Hits of one request, without prefixes; *ret_is_last: its last block was one. */
 static inline uint32_t use_flat(struct counter *counter, uint32_t begin, uint32_t end, bool *ret_is_last)
 {
     const struct kvt_accesses *accesses = counter->job->accesses;
     const uint32_t *blocks = accesses->blocks;
     const uint32_t *slot_of = counter->pools[0].slot_of;
+    /* What looks no keys up has small tables, and is not asked. */
+    const bool is_policy_asked = counter->pools[0].ops->prefetch_key != NULL;
     uint32_t hits = 0;
     bool is_hit = false;
     for (uint32_t i = begin; i < end; i++) {
         if (i + AHEAD < accesses->access_count) __builtin_prefetch(&slot_of[blocks[i + AHEAD]]);
+        if (is_policy_asked && i + POLICY_AHEAD < accesses->access_count)
+            look_ahead(&counter->pools[0], blocks[i + POLICY_AHEAD]);
         is_hit = slot_of[blocks[i]] != NONE;
         hits += is_hit;
         access_one(counter, blocks[i]);

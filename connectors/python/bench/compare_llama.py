@@ -32,6 +32,11 @@ MODES = {
 THINGS = "apples pears nuts coins keys stones books lamps cups ropes".split()
 
 
+def refuse(text):
+    print(f"compare_llama: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0], epilog=__doc__.split("\n\n", 2)[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,6 +53,7 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.error = refuse  # one line
     options = parser.parse_args()
     unknown = [mode for mode in options.modes.split(",") if mode not in MODES]
     if unknown:

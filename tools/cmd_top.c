@@ -151,7 +151,7 @@ static double quantile(const struct reading *before, const struct reading *now, 
 
 static const char *const tiers[] = { "device", "host", "nvme" };
 static const char *const legs[] = { "device_to_host", "host_to_nvme", "nvme_to_host", "host_to_device",
-                                    "device_to_device" };
+                                    "device_to_device", "host_to_device_part", "host_to_window" };
 static const char *const causes[] = {
     "late_hint", "no_slot", "nvme_queue", "nvme_link", "host_link", "codec", "other"
 };

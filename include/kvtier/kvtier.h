@@ -201,7 +201,8 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_commit(struct kvt_runtime *runtime
 
 /*
  * A second sequence with the same committed tokens; blocks are shared, tail and state are copied when one of them
- * appends. What seq had reserved is given back. FULL | INVAL: stale, or in a step | NOMEM.
+ * appends. What seq had reserved is given back. Of a sequence that is lost the fork is lost from the same token on.
+ * FULL | INVAL: stale, in a step, or what it computed is still LANDING (kvt_seq_landed) | NOMEM.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_fork(struct kvt_runtime *runtime, kvt_seq seq, kvt_seq *ret_fork);
 
@@ -318,8 +319,8 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_step_wait_layer(struct kvt_runtime *ru
 /*
  * Of a sequence that was LANDING in a step: did its blocks land? Ask when the stream has passed the end of the step, and
  * before what it computed is used. READY: all is right. NOT_READY: the runtime has not heard of all of them yet: kvt_wait,
- * and ask again. LOST: a block did not land, or a layer was not waited for; tokens from *ret_lost_from on are not what
- * they should be: truncate, and compute them again. step_begin says the same. INVAL: stale.
+ * and ask again; also while the step is open. LOST: a block did not land, or a layer was not waited for; tokens from
+ * *ret_lost_from on are not what they should be: truncate, and compute them again. step_begin says the same. INVAL: stale.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq,
                                                      enum kvt_ready *ret_ready, uint64_t *ret_lost_from);

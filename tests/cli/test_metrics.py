@@ -82,7 +82,7 @@ def check_documentation(families):
 def check_top(folder, program):
     wrong = []
     once = run(folder, program, "top", "metrics")
-    for word in ("device", "host_to_device", "records", "stalls"):
+    for word in ("device", "host_to_device", "host_to_window", "records", "stalls"):
         if once.returncode != 0 or word not in once.stdout:
             wrong.append(f"top: exit status {once.returncode}, no {word!r} in {once.stdout!r}")
     samples = json.loads(run(folder, program, "top", "--json", "metrics").stdout)["samples"]

@@ -90,16 +90,20 @@ const struct kvt_stream_counts *kvt_streamer_counts(const struct kvt_streamer *s
 
 /* ---- Room -------------------------------------------------------------------------------------------------------- */
 
+/* False: the run ends. */
+static bool fail_too_small(struct kvt_schedule *s, const struct kvt_conversation *c)
+{
+    (void)snprintf(s->result->error, sizeof s->result->error,
+                   "request %u: --hbm holds too few blocks to stream a context through them", c->request);
+    s->result->outcome = KVT_OUTCOME_ERROR;
+    return false;
+}
+
 /* Asked again until there is room; a full device gets it from who holds blocks without running. False: the run ends. */
 static bool wait_for_room(struct kvt_schedule *s, enum kvt_room room, const struct kvt_conversation *c)
 {
     bool is_given = false;
-    if (room == KVT_ROOM_TOO_LONG) {
-        (void)snprintf(s->result->error, sizeof s->result->error,
-                       "request %u: --hbm holds too few blocks to stream a context through them", c->request);
-        s->result->outcome = KVT_OUTCOME_ERROR;
-        return false;
-    }
+    if (room == KVT_ROOM_TOO_LONG) return fail_too_small(s, c);
     if (room == KVT_ROOM_FULL && !kvt_schedule_give_up_one(s, &is_given)) return false;
     return is_given || kvt_schedule_wait_stalled(s, KVT_STALL_NO_SLOT);
 }
@@ -118,6 +122,8 @@ static bool resume(struct kvt_streamer *st, struct kvt_schedule *s, const struct
 static bool open_readers(struct kvt_streamer *st, struct kvt_schedule *s, const struct kvt_conversation *c)
 {
     for (uint32_t g = 0; g < st->shape->group_count; g++) {
+        /* Beside the window there is always a tail. */
+        if (st->readers[g].slots >= st->readers[g].share) return fail_too_small(s, c);
         enum kvt_room room = KVT_ROOM_PENDING;
         while (room != KVT_ROOM_OK) {
             const enum kvt_status status = kvt_reader_open(st->runtime, c->seq, g, st->readers[g].slots, &room,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import re
@@ -79,9 +80,9 @@ def buffer_of(name: str, value: Any, is_written: bool) -> Any:
 
 
 def nanoseconds(timeout: float | None) -> int | None:
-    if timeout is None:
+    if timeout is None or timeout == math.inf:
         return None
-    if timeout < 0:
+    if not timeout >= 0:  # NaN too
         raise Invalid(f"timeout is {timeout}: 0 or more seconds")
     return int(timeout * 1e9)
 

@@ -121,6 +121,8 @@ def _tokens_of(tokens: Tokens) -> tuple[Any, int]:
             raise TypeError(f"tokens: ids from 0 to 2^32 - 1 ({error})") from None
     if view.itemsize != 4 or view.format not in ("I", "<I", "=I", "@I", "L", "<L", "=L") or view.ndim != 1:
         raise TypeError(f"tokens has a buffer of format {view.format!r}: ids as 32-bit unsigned ints")
+    if not view.c_contiguous:
+        raise TypeError("tokens has a buffer with gaps: contiguous ids")
     if len(view) == 0:
         return ffi.NULL, 0
     return ffi.from_buffer("uint32_t[]", view), len(view)

@@ -116,6 +116,8 @@ class Misuse(RuntimeTest):
                     (lambda: runtime.create([-1]), TypeError, "ids from 0"),
                     (lambda: runtime.create(["a"]), TypeError, "ids from 0"),
                     (lambda: runtime.create(array.array("H", [1])), TypeError, "32-bit"),
+                    (lambda: runtime.create(memoryview(array.array("I", range(40)))[::2]), TypeError, "contiguous"),
+                    (lambda: runtime.wait(float("nan")), kvtier.Invalid, "timeout is nan"),
                     (lambda: sequence.append(-1), kvtier.Invalid, "count is -1"),
                     (lambda: sequence.commit([1]), kvtier.Invalid, "not in a step"),
                     (sequence.table, kvtier.Invalid, "not in a step"),

@@ -148,7 +148,7 @@ static struct kvt_link link_of(const struct kvt_link_point *points, uint32_t cou
 
 static bool measure(struct disk *disk, struct kvt_links *links)
 {
-    struct kvt_link_point mixed;
+    struct kvt_link_point mixed = { 0 };
     double ignored;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(depths); i++) {
         if (!load(disk, MIX_PUTS, depths[i], disk->records / 2, &links->writes[i], &links->put_ns)) return false;

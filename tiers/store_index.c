@@ -116,24 +116,3 @@ uint32_t kvt_store_index_take_lost(struct kvt_store_index *index, struct kvt_nam
     }
     return count;
 }
-
-void kvt_store_index_clear(struct kvt_store_index *index)
-{
-    for (uint64_t i = 0; i < index->capacity && index->live > 0; i++) {
-        struct kvt_store_entry *entry = &index->entries[i];
-        if (entry->state != KVT_ENTRY_LIVE) continue;
-        if (entry->holds > 0) kvt_store_index_lose(index, entry);
-        else kvt_store_index_remove(index, entry);
-    }
-}
-
-bool kvt_store_index_is_valid(const struct kvt_store_index *index)
-{
-    uint64_t live = 0, lost = 0, used = 0;
-    for (uint64_t i = 0; i < index->capacity; i++) {
-        live += index->entries[i].state == KVT_ENTRY_LIVE;
-        lost += index->entries[i].state == KVT_ENTRY_LOST;
-        used += index->entries[i].state != KVT_ENTRY_EMPTY;
-    }
-    return live == index->live && lost == index->lost && used == index->used && used < index->capacity;
-}

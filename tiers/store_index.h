@@ -68,10 +68,5 @@ void kvt_store_index_remove(struct kvt_store_index *index, struct kvt_store_entr
 void kvt_store_index_lose(struct kvt_store_index *index, struct kvt_store_entry *entry);
 /* Names of lost entries, each told once; returns how many. */
 uint32_t kvt_store_index_take_lost(struct kvt_store_index *index, struct kvt_name *ret_names, uint32_t max);
-/* Removes every live entry; those with holds are lost. */
-void kvt_store_index_clear(struct kvt_store_index *index);
-
-/* Walks everything and compares the counts. */
-bool kvt_store_index_is_valid(const struct kvt_store_index *index);
 
 #endif

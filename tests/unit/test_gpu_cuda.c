@@ -502,9 +502,11 @@ static uint32_t round_trips(struct fixture *f, uint32_t rounds)
 {
     void *engine = f->gpu->ops->engine_stream(f->gpu, 0);
     const uint32_t stream = number_of(f, engine);
+    struct writer write;
     uint32_t errors = 0;
     for (uint32_t i = 1; i <= rounds; i++) {
-        struct writer write = { f, 1, i };
+        cudart_fake_settle(engine); /* the kernel of the round before may still read it, whatever its op came to */
+        write = (struct writer){ f, 1, i };
         cudart_fake_launch(engine, write_slot, &write);
         struct kvt_tier_op stash = stash_of(f, 1, BLOCK_TOKENS, i % 2 ? KVT_FORM_RAW : KVT_FORM_PACKED);
         stash.after[0] = mark_of(f, stream);
@@ -523,6 +525,7 @@ static uint32_t round_trips(struct fixture *f, uint32_t rounds)
         if (fetch.status == KVT_OK) assert_true(memory_holds(f, 2, i));
         assert_true(fetch.status == KVT_OK || fetch.status == KVT_IO);
     }
+    cudart_fake_settle(engine);
     return errors;
 }
 

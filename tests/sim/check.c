@@ -269,7 +269,7 @@ static void check_bytes(struct sim *sim, const struct sim_sealed *sealed, const 
     const struct kvt_group_shape *shape = &sim->plan.shape.groups[sealed->group];
     const uint32_t planes = shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2;
     const uint32_t row_bytes = (uint32_t)kvt_group_row_bytes(shape);
-    uint8_t expected[4096];
+    uint8_t expected[SIM_ROW_BYTES_MAX];
     for (uint32_t s = 0; s < shape->layers * planes; s++) {
         for (uint32_t t = 0; t < tokens; t++, bytes += row_bytes) {
             twin_row(sealed->values[t], sealed->group, s, expected, row_bytes);

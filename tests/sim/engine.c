@@ -6,8 +6,6 @@
 #include "runtime/base/mem.h"
 #include "tests/sim/sim.h"
 
-#define ROW_BYTES_MAX 4096u
-
 /* Rows [from, to) of one slot of a group; values are those of the tokens. */
 struct access {
     bool is_write;
@@ -29,7 +27,7 @@ kvt_stream sim_stream(struct sim *sim, uint32_t i) { return kvt_emulated_stream(
 /* Whose bytes they are instead, for the report. */
 static void say_whose(struct sim *sim, const uint8_t *at, uint32_t group, uint32_t segment, uint32_t row_bytes)
 {
-    uint8_t bytes[ROW_BYTES_MAX];
+    uint8_t bytes[SIM_ROW_BYTES_MAX];
     for (uint32_t s = 0; s < SIM_SEQUENCES_MAX + SIM_ARCHIVE; s++) {
         const struct twin_sequence *twin = s < SIM_SEQUENCES_MAX ? &sim->sequences[s]
                                                                  : &sim->archive[s - SIM_SEQUENCES_MAX];
@@ -50,7 +48,7 @@ static void access_rows(const struct kernel *kernel, const struct access *access
     const uint32_t row_bytes = (uint32_t)kvt_group_row_bytes(shape);
     const uint32_t segments = shape->layers * (is_state || shape->planes == 1 ? 1 : 2);
     const uint32_t rows = is_state ? 1 : sim->plan.shape.block_tokens;
-    uint8_t expected[ROW_BYTES_MAX];
+    uint8_t expected[SIM_ROW_BYTES_MAX];
     for (uint32_t s = 0; s < segments; s++) {
         for (uint32_t t = access->from; t < access->to; t++) {
             uint8_t *at = access->slot + ((size_t)s * rows + t) * row_bytes;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/rng.h"
 
@@ -87,6 +88,8 @@ static void choose_shape(struct kvt_rng *rng, struct sim_plan *plan)
         const struct kvt_group_shape like = shape->groups[0];
         make_state(rng, &shape->groups[0], &like, shape->block_tokens);
     }
+    for (uint32_t g = 0; g < shape->group_count; g++)
+        KVT_ASSERT(kvt_group_row_bytes(&shape->groups[g]) <= SIM_ROW_BYTES_MAX);
 }
 
 /* ---- Sizes and policies ------------------------------------------------------------------------------------------ */

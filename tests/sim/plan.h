@@ -12,6 +12,8 @@
 #include "kvtier/kvtier.h"
 
 #define SIM_BLOCK_TOKENS_MAX 5
+/* A state is as large as a whole block of rows: two layers, K and V, 128 elements of 2 bytes. */
+#define SIM_ROW_BYTES_MAX (SIM_BLOCK_TOKENS_MAX * 2 * 2 * 128 * 2)
 #define SIM_TICKS 5000
 
 /*  fault        name            what strikes                                            per million of */

@@ -373,23 +373,42 @@ void cudart_fake_begin(void)
     (void)pthread_mutex_unlock(&fake.lock);
 }
 
+static struct cudart_fake_left count_left(void)
+{
+    struct cudart_fake_left left = { .events = fake.event_count };
+    for (uint32_t i = 0; i < fake.stream_count; i++)
+        left.streams += fake.streams[i]->is_user_made && !fake.streams[i]->is_gone;
+    for (uint32_t i = 0; i < fake.range_count; i++) {
+        left.device_allocations += fake.ranges[i].kind == RANGE_DEVICE;
+        left.host_allocations += fake.ranges[i].kind == RANGE_HOST_ALLOCATED;
+        left.registrations += fake.ranges[i].kind == RANGE_REGISTERED;
+    }
+    return left;
+}
+
+struct cudart_fake_left cudart_fake_left(void)
+{
+    (void)pthread_mutex_lock(&fake.lock);
+    const struct cudart_fake_left left = count_left();
+    (void)pthread_mutex_unlock(&fake.lock);
+    return left;
+}
+
 struct cudart_fake_left cudart_fake_end(void)
 {
-    struct cudart_fake_left left = { 0 };
     (void)pthread_mutex_lock(&fake.lock);
+    const struct cudart_fake_left left = count_left();
     fake.is_ending = true;
     for (uint32_t i = 0; i < fake.stream_count; i++) (void)pthread_cond_broadcast(&fake.streams[i]->wake);
     (void)pthread_mutex_unlock(&fake.lock);
     for (uint32_t i = 0; i < fake.stream_count; i++) {
         (void)pthread_join(fake.streams[i]->thread, NULL);
-        left.streams += fake.streams[i]->is_user_made && !fake.streams[i]->is_gone;
         (void)pthread_cond_destroy(&fake.streams[i]->wake);
         kvt_free(fake.streams[i]);
     }
     fake.stream_count = 0;
     fake.per_thread_count = 0;
     fake.legacy = NULL;
-    left.events = fake.event_count;
     while (fake.events) {
         struct CUevent_st *event = fake.events;
         fake.events = event->next;
@@ -397,9 +416,6 @@ struct cudart_fake_left cudart_fake_end(void)
     }
     while (fake.range_count > 0) {
         struct range *range = &fake.ranges[--fake.range_count];
-        left.device_allocations += range->kind == RANGE_DEVICE;
-        left.host_allocations += range->kind == RANGE_HOST_ALLOCATED;
-        left.registrations += range->kind == RANGE_REGISTERED;
         if (range->kind != RANGE_REGISTERED) kvt_table_unmap((void *)range->first, range->bytes);
     }
     return left;

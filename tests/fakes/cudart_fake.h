@@ -22,7 +22,8 @@ void cudart_fake_begin(void);
 struct cudart_fake_left {
     uint32_t streams, events, device_allocations, host_allocations, registrations;
 };
-/* Ends the streams' threads, whatever waits in them. */
+struct cudart_fake_left cudart_fake_left(void);
+/* Ends the streams' threads, whatever waits in them; what was left before. */
 struct cudart_fake_left cudart_fake_end(void);
 
 /* No driver: no device is found. */

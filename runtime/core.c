@@ -102,8 +102,9 @@ static void record_lost(struct kvt_core *core, const struct kvt_name *name)
     }
     if (index == KVT_NO_BLOCK) return;
     struct kvt_block *block = kvt_core_block(core, index);
-    if (!kvt_copy_is_resident(block, KVT_TIER_NVME) || block->readers[KVT_TIER_NVME] > 0) return;
+    if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return;
     kvt_block_set(block, KVT_BLOCK_NVME_HELD, false); /* the hold went with the record */
+    if (block->readers[KVT_TIER_NVME] > 0) return; /* the copy goes when the read is over */
     kvt_nvme_drop(core, index, false);
     core->events++;
     kvt_block_settle(core, index);

@@ -98,26 +98,12 @@ static void check_reuse(struct sim *sim, uint32_t index, kvt_seq handle, uint32_
               reused, longest * block_tokens);
 }
 
-/* Blocks that a create found, in all groups: each is a hit of one tier. */
-static uint64_t count_found(struct sim *sim, uint32_t reused)
-{
-    const uint32_t blocks = reused / sim->plan.shape.block_tokens;
-    uint64_t found = 0;
-    for (uint32_t g = 0; g < sim->plan.shape.group_count && blocks > 0; g++) {
-        if (sim->plan.shape.groups[g].kind == KVT_GROUP_STATE) {
-            found++;
-            continue;
-        }
-        const uint32_t first = twin_first_needed(&sim->twin, g, reused), sinks = twin_sink_blocks(&sim->twin, g);
-        found += blocks - first + kvt_min_u32(first, sinks);
-    }
-    return found;
-}
-
 static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_t salt)
 {
     const uint32_t index = free_place(sim);
     if (index == SIM_SEQUENCES_MAX) return;
+    static struct sim_lookup lookup;
+    sim_tally_lookup(sim, params, &lookup);
     const bool is_short = sim_memory_short(sim);
     kvt_seq handle = 0;
     uint64_t reused = 0;
@@ -142,7 +128,8 @@ static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_
     twin->prompt = (uint32_t)count;
     twin->handle = handle;
     sim->counts.reused_tokens += reused;
-    sim->found_blocks += count_found(sim, (uint32_t)reused);
+    sim_tally_found(sim, &lookup, (uint32_t)reused);
+    sim_tally_sequences(sim);
 }
 
 /* Ids of a document, or the beginning of what some sequence has or had. */
@@ -373,6 +360,7 @@ static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
 {
     const struct twin_sequence *twin = &sim->sequences[i];
     sim->counts.losses++;
+    sim->tally.losses++;
     SIM_CHECK(sim, lost_from <= twin->tokens, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
     SIM_CHECK(sim, lost_from % sim->plan.shape.block_tokens == 0, "sequence %u lost from %llu", i,
               (unsigned long long)lost_from);
@@ -402,6 +390,7 @@ static bool begin_step(struct sim *sim, const uint32_t *members, uint32_t count,
     }
     SIM_CHECK(sim, (step->handle != 0) == (step->count > 0), "%u are ready", step->count);
     sim->counts.readies += step->count;
+    sim->tally.steps += step->count > 0;
     for (uint32_t m = 0; m < step->count; m++) sim_launch_read(sim, &sim->sequences[step->members[m]], stream);
     for (uint32_t m = 0; m < count; m++) {
         /* A loss is dealt with at once, or later. */
@@ -491,6 +480,7 @@ static void call_fork(struct sim *sim)
     sim->sequences[to] = sim->sequences[i];
     sim->sequences[to].handle = fork;
     if (sim_chance(sim, 50)) sim->sequences[to].prompt = sim->sequences[to].tokens;
+    sim_tally_sequences(sim);
 }
 
 static void call_truncate(struct sim *sim)
@@ -575,7 +565,7 @@ static void call_reset(struct sim *sim)
     twin_forget(&sim->twin);
     sim->counts.resets++;
     sim->durable_run++;
-    sim->was_reset = true;
+    sim->was_reset = sim->tally.has_reset = true;
     for (uint32_t i = 0; i < SIM_SEQUENCES_MAX; i++) sim->sequences[i].is_unshared = true;
 }
 

@@ -105,8 +105,15 @@ void sim_memory_done(struct sim *sim)
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
+const char *const *sim_directories(const struct sim *sim)
+{
+    static const char *const one[] = { "kv" }, *const several[] = { "kv0", "kv1", "kv2" };
+    return sim->plan.stripes > 1 ? several : one;
+}
+
 struct kvt_store *sim_store(struct sim *sim)
 {
+    if (sim->directory) return sim->directory;
     return sim->runtime && sim->runtime->nvme ? kvt_nvme_tier_store(sim->runtime->nvme) : NULL;
 }
 
@@ -189,7 +196,7 @@ static void meet_device(struct sim *sim)
     twin_add(&sim->twin, &sim->before_reset);
     twin_forget(&sim->before_reset);
     if (!sim->is_calm) set_device_faults(sim);
-    sim->found_blocks = 0;
+    sim_tally_begin(sim);
     sim->counts.opens++;
 }
 
@@ -260,6 +267,7 @@ void sim_machine_start(struct sim *sim)
                                  .transfer_user = sim,
                                  .seed = sim->plan.seed };
     const struct io_faulty_config disk = { .seed = sim->plan.seed,
+                                           .alignment = sim->plan.disk_alignment,
                                            .is_reordering = sim_plan_has(&sim->plan, SIM_FAULT_REORDER),
                                            .wait = disk_waits,
                                            .user = sim };
@@ -270,6 +278,8 @@ void sim_machine_start(struct sim *sim)
     open_healthy(sim);
     set_disk_faults(sim, true);
 }
+
+void sim_close(struct sim *sim) { close_runtime(sim); }
 
 /* How often the disk's faults struck; LOST stands for STALL, too. */
 static void count_disk_faults(struct sim *sim)
@@ -293,6 +303,7 @@ void sim_reopen(struct sim *sim)
     sim->stall_until = 0;
     close_runtime(sim);
     open_healthy(sim);
+    sim_check_store(sim);
     if (!sim->is_calm) set_disk_faults(sim, true);
     sim->was_restarted = true;
 }

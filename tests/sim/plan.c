@@ -170,6 +170,14 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
     plan->reset_share = (const uint32_t[]){ 0, 60, 1000, 1000 }[below(rng, 4)];
 }
 
+/* ---- More -------------------------------------------------------------------------------------------------------- */
+
+/* Drawn last: what a seed chose before these came has not moved. */
+static void choose_more(struct kvt_rng *rng, struct sim_plan *plan)
+{
+    plan->disk_alignment = below(rng, 4) == 0 ? 4096 : 512;
+}
+
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
 {
     struct kvt_rng rng = { kvt_mix64(seed + 0x51a1) };
@@ -178,6 +186,7 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
     choose_sizes(&rng, &plan);
     choose_policies(&rng, &plan);
     choose_faults(&rng, &plan, without);
+    choose_more(&rng, &plan);
     return plan;
 }
 

@@ -58,6 +58,7 @@ struct sim_plan {
     uint32_t host_slot_bytes;  /* 0: no host tier */
     uint32_t nvme_bytes;       /* 0: no nvme tier */
     uint32_t stripes;          /* directories */
+    uint32_t disk_alignment;
     uint32_t sequences_max, transfers_max;
     const char *device_policy, *host_policy, *admission;
     enum kvt_prefetch prefetch;

@@ -9,6 +9,7 @@
  *     engine.c   kernels
  *     calls.c    sessions: random calls of the public API, and their checks
  *     check.c    what holds at every moment, and what must lie in the store
+ *     recount.c  what the process says of itself, counted beside it
  *     run.c      one seed from its beginning to its end
  *
  * Thread: one.
@@ -50,8 +51,26 @@ struct sim_step {
 struct sim_counts {
     uint64_t ticks, calls, reads, rows, readies, losses, reused_tokens, hits[KVT_TIERS];
     uint64_t reclaims, recounts, opens, restarts, kills, power_cuts, resets, records_read, records_durable;
+    uint64_t verifies, records_digested;
     uint64_t fetches, stashes, abandoned, failures;
     uint64_t faults[SIM_FAULTS];
+};
+
+/* What happened to this process, counted beside it (recount.c). */
+struct sim_tally {
+    uint64_t moves[KVT_TIERS][KVT_TIERS], bytes[KVT_TIERS][KVT_TIERS]; /* from, to: transfers that ended well */
+    uint64_t failed;                                                   /* all others */
+    uint64_t hits[KVT_TIERS], misses[KVT_TIERS];
+    uint64_t sequences_max, steps, losses;
+    uint64_t own_gets; /* records that the harness read */
+    bool has_reset;
+    struct io_faulty_counters disk; /* when it opened */
+};
+
+/* Where each leading block of a prompt was when its sequence was created; KVT_TIERS: nowhere. */
+struct sim_lookup {
+    uint32_t asked;
+    uint8_t tiers[KVT_GROUPS_MAX][TWIN_TOKENS_MAX + 1];
 };
 
 struct sim {
@@ -73,8 +92,10 @@ struct sim {
     struct twin_sequence scratch;
     struct sim_step steps[SIM_STEPS_MAX];
     struct sim_content content;
+    struct kvt_store *directory;           /* the store without a runtime, when it is looked at */
+    uint64_t listed_bytes;                 /* while records are counted */
     uint32_t durable_run;                  /* grows when what was durable no longer has to be */
-    uint8_t *packed, *raw, *scratch_bytes; /* to read records with */
+    uint8_t *raw, *scratch_bytes;          /* to unpack records with */
     uint64_t scratch_size;
 
     bool was_kept_false, was_reset, was_restarted, was_crashed;
@@ -82,7 +103,7 @@ struct sim {
     bool is_device_lost;
     uint64_t stall_until; /* tick */
     uint64_t tick;
-    uint64_t found_blocks; /* by create, of this process: the hits of all tiers together */
+    struct sim_tally tally;
     struct sim_counts counts;
 
     uint64_t digest; /* of everything that was said */
@@ -158,6 +179,9 @@ void sim_round(struct sim *sim);
 /* A runtime that could not be opened, or whose power went, is brought back. */
 void sim_bring_back(struct sim *sim);
 struct kvt_store *sim_store(struct sim *sim); /* NULL: none is open */
+const char *const *sim_directories(const struct sim *sim); /* of the store, as many as the plan has stripes */
+/* Closes in order; nothing runs until the next open. */
+void sim_close(struct sim *sim);
 
 /* ---- engine.c ---- */
 
@@ -179,6 +203,19 @@ void sim_drain(struct sim *sim);
 /* The process is gone: nothing that it had is there. */
 void sim_forget_sequences(struct sim *sim);
 
+/* ---- recount.c ---- */
+
+/* A process begins. */
+void sim_tally_begin(struct sim *sim);
+void sim_tally_transfer(struct sim *sim, const struct kvt_transfer_event *event);
+/* After each call that may begin a sequence. */
+void sim_tally_sequences(struct sim *sim);
+/* Before a create, and after it. */
+void sim_tally_lookup(struct sim *sim, const struct kvt_seq_params *params, struct sim_lookup *ret_lookup);
+void sim_tally_found(struct sim *sim, const struct sim_lookup *lookup, uint32_t reused);
+/* What the process says of itself equals what was counted; tally is that of the moment when it gave the stats. */
+void sim_check_counters(struct sim *sim, const struct kvt_stats *stats, const struct sim_tally *tally);
+
 /* ---- check.c ---- */
 
 /* Cheap facts, at every tick. */
@@ -194,7 +231,9 @@ void sim_check_before_crash(struct sim *sim);
 /* For env->on_transfer, with the sim as its user: a record that was put again is not the one that a sync covered. */
 void sim_note_transfer(void *user, const struct kvt_transfer_event *event);
 void sim_check_after_crash(struct sim *sim);
-/* Reads every record: each is exact, or refused, and refused only when the disk may have lied. */
+/* Reads every record as `kvtier store verify` does: each is exact, or refused, and refused only when the disk may have lied. */
 void sim_check_store(struct sim *sim);
+/* The same of the directories when no runtime has them open. */
+void sim_check_directory(struct sim *sim);
 
 #endif

@@ -4,7 +4,7 @@
  * Each record that is listed comes out as one of these:
  *   good         it was handed back, and nothing contradicts it.
  *   refused      it failed its check, or could not be read: its reader is told of a miss, and it is forgotten.
- *   unreachable  it is listed and not found: a miss, too.
+ *   unreachable  it is listed and not found: its segment was recycled meanwhile.
  *   served bad   it was handed back with OK, and is not what was put: another length, form, number of tokens or generation than
  *                listed; other bytes than its caller knows, or (looks_itself) than a second reader finds in the file, which
  *                shares no code with the first but the checksum. It never happens; this is how one would know.

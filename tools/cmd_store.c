@@ -139,7 +139,7 @@ static int run_verify(const char *command, const struct options *options, struct
     kvt_progress_end(&progress);
     if (status != KVT_OK) return kvt_failure(command, "verify: %s", kvt_status_text(status));
     findings->good = verified.good;
-    findings->bad = verified.refused + verified.unreachable + stats.recovered_bad;
+    findings->bad = verified.refused + stats.recovered_bad;
     findings->served_bad = verified.served_bad;
     return findings->bad + findings->served_bad > 0 ? KVT_EXIT_FAILED : KVT_EXIT_OK;
 }

@@ -16,7 +16,7 @@
 /* Relative paths: the same seed gives the same run in every process, each of which has a directory of its own. */
 static const char *const paths[] = { NULL, "kv", "kv0,kv1", "kv0,kv1,kv2" };
 
-static const uint8_t store_key[32] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+static const uint8_t store_keys[][32] = { { 0 }, { 1, 2, 3, 4, 5, 6, 7, 8 }, { 8, 7, 6, 5, 4, 3, 2, 1 } };
 
 /* ---- What enters through env ------------------------------------------------------------------------------------- */
 
@@ -146,7 +146,7 @@ static void choose_device_bytes(struct sim *sim, uint64_t scratch_bytes)
     sim_fail(sim, "no size of the device gives each pool %u slots", sim->plan.device_slots_min);
 }
 
-static void configure(struct sim *sim)
+void sim_configure(struct sim *sim)
 {
     const struct sim_plan *plan = &sim->plan;
     uint64_t scratch_bytes = 0;
@@ -160,19 +160,19 @@ static void configure(struct sim *sim)
     struct kvt_config *config = &sim->config;
     *config = kvt_config_default();
     config->shape = plan->shape;
-    config->model = "sim";
     config->device = KVT_DEVICE_EMULATED;
     config->host_bytes = host_bytes(plan, scratch_bytes);
     config->nvme_path = plan->nvme_bytes > 0 ? paths[plan->stripes] : NULL;
     config->nvme_bytes = plan->nvme_bytes;
     config->nvme_bytes_per_day = plan->nvme_bytes > 0 ? plan->nvme_bytes_per_day : 0;
-    config->nvme_key = plan->is_encrypted ? store_key : NULL;
+    config->nvme_key = sim->key_number > 0 ? store_keys[sim->key_number] : NULL;
     config->is_codec_off = !plan->is_codec_on;
     config->is_codec_tables_off = plan->is_codec_tables_off;
     config->device_policy = plan->device_policy;
     config->host_policy = plan->host_policy;
     config->admission = plan->admission;
     config->prefetch = plan->prefetch;
+    config->is_layered = plan->is_layered;
     config->sequences_max = plan->sequences_max;
     config->transfers_max = plan->transfers_max;
     config->prefetch_bytes_max = 64 * KVT_KIB;
@@ -181,6 +181,8 @@ static void configure(struct sim *sim)
     config->link_hbm_bytes_per_s = plan->link_bytes_per_s;
     config->link_hbm_latency_ns = plan->link_latency_ns;
     config->env = &sim->env;
+    sim_world_apply(sim, config);
+    sim->nvme_bytes_most = kvt_max_u32(sim->nvme_bytes_most, plan->nvme_bytes);
     choose_device_bytes(sim, scratch_bytes);
 }
 
@@ -215,6 +217,9 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
         kvt_store_stats(sim_store(sim), &stats);
         sim_say(sim, "the store: %u directories, %u left out, %llu records, %llu bad", stats.directories,
                 stats.directories_lost, (unsigned long long)stats.records, (unsigned long long)stats.recovered_bad);
+        SIM_CHECK(sim, !sim->is_emptied || stats.records == 0, "%llu records under another key",
+                  (unsigned long long)stats.records);
+        if (stats.directories_lost == 0) sim->is_emptied = false;
     }
     return status;
 }
@@ -274,7 +279,10 @@ void sim_machine_start(struct sim *sim)
     sim->image = io_faulty_image_create(&disk);
     KVT_ASSERT(sim->image != NULL);
     sim->env.block_io_user = sim->image;
-    configure(sim);
+    sim->key_number = sim->plan.is_encrypted ? 1 : 0;
+    sim->nvme_bytes_first = sim->plan.nvme_bytes;
+    sim->was_codec_on = sim->plan.is_codec_on;
+    sim_configure(sim);
     open_healthy(sim);
     set_disk_faults(sim, true);
 }
@@ -302,6 +310,7 @@ void sim_reopen(struct sim *sim)
     io_faulty_cut_at(sim->image, 0);
     sim->stall_until = 0;
     close_runtime(sim);
+    sim_change(sim);
     open_healthy(sim);
     sim_check_store(sim);
     if (!sim->is_calm) set_disk_faults(sim, true);
@@ -348,6 +357,7 @@ static void crash(struct sim *sim, bool is_power_cut)
     if (io_faulty_was_cut(sim->image)) io_faulty_power_cycle(sim->image);
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0);
+    sim_change(sim);
     open_healthy(sim);
     sim_check_after_crash(sim);
     if (!sim->is_calm) set_disk_faults(sim, true);

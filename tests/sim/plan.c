@@ -176,6 +176,11 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
 static void choose_more(struct kvt_rng *rng, struct sim_plan *plan)
 {
     plan->disk_alignment = below(rng, 4) == 0 ? 4096 : 512;
+    plan->is_layered = below(rng, 4) == 0;
+    plan->is_reading = below(rng, 4) == 0;
+    plan->is_hinting = below(rng, 2) == 0;
+    plan->is_compacting = below(rng, 6) == 0;
+    plan->is_changing = below(rng, 3) == 0;
 }
 
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
@@ -194,6 +199,14 @@ bool sim_plan_is_calm(const struct sim_plan *plan)
 {
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (plan->rates[f] > 0) return false;
+    }
+    return true;
+}
+
+bool sim_plan_is_calm_disk(const struct sim_plan *plan)
+{
+    for (uint32_t f = 0; f < SIM_FAULTS; f++) {
+        if (plan->rates[f] > 0 && is_of_disk((enum sim_fault)f)) return false;
     }
     return true;
 }
@@ -222,6 +235,9 @@ void sim_plan_print(const struct sim_plan *plan)
         "\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s\n",
         plan->device_slots_min, plan->host_slot_bytes, plan->nvme_bytes, plan->stripes, plan->device_policy,
         plan->host_policy, plan->admission, prefetches[plan->prefetch]);
+    (void)printf("  disk blocks of %u bytes;%s%s%s%s%s\n", plan->disk_alignment, plan->is_layered ? " layer by layer" : "",
+                 plan->is_reading ? " through windows" : "", plan->is_hinting ? " hints" : "",
+                 plan->is_compacting ? " compact" : "", plan->is_changing ? " changes" : "");
     (void)printf(
         "  codec %s%s, %s; sequences %u, transfers %u, deadline %llu ms\n  faults:", plan->is_codec_on ? "on" : "off",
         plan->is_codec_on && plan->is_codec_tables_off ? " without tables" : "",

@@ -72,6 +72,10 @@ struct sim_plan {
     uint32_t check_every; /* ticks between two recounts */
     uint32_t reset_share; /* of a thousand chances for a reset, those that are taken */
     bool is_keeping;      /* every finished sequence stays cached */
+    bool is_layered;      /* steps begin while blocks land */
+    bool is_reading;      /* sequences are streamed and read through windows */
+    bool is_hinting, is_compacting;
+    bool is_changing;     /* the next process is configured in another way */
     uint32_t rates[SIM_FAULTS];
 };
 
@@ -80,6 +84,8 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without);
 
 static inline bool sim_plan_has(const struct sim_plan *plan, enum sim_fault fault) { return plan->rates[fault] > 0; }
 bool sim_plan_is_calm(const struct sim_plan *plan);
+/* No fault strikes disk operations. */
+bool sim_plan_is_calm_disk(const struct sim_plan *plan);
 /* The disk says that it wrote what it did not write: then nothing on it is promised but exactness. */
 bool sim_plan_is_lying(const struct sim_plan *plan);
 

@@ -87,17 +87,18 @@ static void bring_whole(struct kvt_core *core, struct kvt_sequence *sequence)
 }
 
 /*
- * A block that the planner left to the step, since host memory had it, and that has gone down from there: nobody brings
- * it, and a step cannot.
+ * A block that nobody brings, and a step cannot: the planner left it to the step, since host memory had it, and it has gone
+ * down from there; or it is lost, which is told when those before it are there.
  */
 static bool has_stranded(const struct kvt_core *core, const struct kvt_sequence *sequence)
 {
     if (sequence->list == KVT_LIST_DEMAND) return false; /* the planner has not come by yet */
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
-        if (core->groups[g].kind == KVT_GROUP_STATE) continue;
-        for (uint32_t i = kvt_max_u32(table->ready, table->claimed_from); i < table->count; i++) {
-            const uint32_t index = table->blocks[i];
+        const bool is_state = core->groups[g].kind == KVT_GROUP_STATE;
+        const uint32_t count = is_state ? 1 : table->count;
+        for (uint32_t i = kvt_max_u32(is_state ? 0 : table->ready, table->claimed_from); i < count; i++) {
+            const uint32_t index = is_state ? table->live : table->blocks[i];
             if (index == KVT_NO_BLOCK || kvt_layers_are_left(core, sequence, index)) continue;
             if (kvt_copy_state(kvt_core_block(core, index), KVT_TIER_DEVICE) == KVT_COPY_EMPTY) return true;
         }

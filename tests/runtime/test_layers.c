@@ -325,6 +325,50 @@ static void b24_a_block_that_leaves_host_memory_before_its_step_is_brought_all_t
     }
 }
 
+static void drop_copies(struct world *w, uint32_t block, bool is_lost)
+{
+    struct kvt_core *core = world_core(w);
+    if (kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_DEVICE))
+        kvt_device_drop(core, block, KVT_POLICY_EVICTED);
+    if (is_lost && kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_HOST))
+        kvt_host_drop(core, block, KVT_POLICY_EVICTED);
+}
+
+/* Goal: the blocks of the first group wait in host memory for a step, which cannot begin: the state is gone. */
+static void b24_a_state_that_is_lost_is_told_though_blocks_before_it_wait_for_the_step(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq;
+    kvt_step step;
+    uint64_t lost_from;
+    world_init(&w, DEVICE_SLOTS, 60);
+    w.config.is_layered = true;
+    w.config.shape.group_count = 2;
+    w.config.shape.groups[1] = (struct kvt_group_shape){
+        .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1, .state_bytes = BLOCK_BYTES
+    };
+    world_open(&w);
+    text_make(&text, 1, TOKENS);
+    (void)world_create(&w, &text, TOKENS, false, &seq);
+    assert_int_equal(world_reserve(&w, seq, 2 * BLOCK_TOKENS), KVT_ROOM_OK);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
+    assert_int_equal(kvt_seq_commit(w.runtime, seq, text.tokens, 2 * BLOCK_TOKENS, 0, kvt_emulated_stream(w.runtime, 0)),
+                     KVT_OK);
+    world_end(&w, step);
+    world_settle(&w);
+    world_idle(&w, seq);
+    world_settle(&w);
+    const struct kvt_sequence *sequence = kvt_sequence_of(world_core(&w), seq);
+    for (uint32_t i = 0; i < 2; i++) drop_copies(&w, sequence->groups[0].blocks[i], false);
+    drop_copies(&w, sequence->groups[1].live, true);
+    assert_int_equal(world_resume(&w, seq), KVT_ROOM_OK);
+    assert_int_equal(begin(&w, seq, &step), KVT_LOST);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 /* Goal: the sequence no longer has the block, and its tokens were computed from it all the same. */
 static void a_load_that_fails_after_its_window_has_moved_on_is_told_too(void **state)
 {
@@ -567,6 +611,7 @@ int main(void)
         cmocka_unit_test(what_a_landing_step_computes_is_found_when_all_has_landed_and_not_before),
         cmocka_unit_test(a_load_that_fails_takes_back_what_its_step_computed),
         cmocka_unit_test(b24_a_block_that_leaves_host_memory_before_its_step_is_brought_all_the_same),
+        cmocka_unit_test(b24_a_state_that_is_lost_is_told_though_blocks_before_it_wait_for_the_step),
         cmocka_unit_test(a_load_that_fails_after_its_window_has_moved_on_is_told_too),
         cmocka_unit_test(a_load_that_hangs_takes_back_what_its_step_computed),
         cmocka_unit_test(a_sequence_may_idle_and_end_while_its_blocks_land),

@@ -74,7 +74,8 @@ static bool is_in_file(struct verify *verify, const struct kvt_store_listed *lis
     struct kvt_record_header header;
     memcpy(&header, verify->record, sizeof header);
     const uint8_t *payload = verify->record + kvt_store_payload_at(entry.length, store->alignment);
-    if (header.magic != KVT_RECORD_MAGIC || header.crc != kvt_crc32c(0, &header, offsetof(struct kvt_record_header, crc)))
+    if (header.magic != KVT_RECORD_MAGIC
+        || header.crc != kvt_crc32c(0, &header, offsetof(struct kvt_record_header, crc)))
         return false;
     if (memcmp(&header.name, &entry.name, sizeof header.name) != 0 || header.generation != listed->generation
         || header.length != entry.length || header.form != listed->form || header.tokens != listed->tokens)

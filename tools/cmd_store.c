@@ -61,17 +61,19 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     }
 }
 
-static const struct argp store_argp = { .options = option_table,
-                                        .parser = read_option,
-                                        .args_doc = "stat|ls|verify|compact DIR",
-                                        .doc = "Looks at a store directory that no process has open.\v"
-                                               "stat: what it takes and holds. ls: its records. verify: reads every "
-                                               "record as any reader would, and once more from its file. Bad is a "
-                                               "record that is damaged: whoever asks for it is told of a miss, and it "
-                                               "is forgotten; a write that a crash cut off is one, too. Served bad is "
-                                               "one that was handed back as good and is not what lies in the file under "
-                                               "sums that hold: that never happens. Exit status 1 when there is either. "
-                                               "compact: moves scattered records together and gives space back." };
+static const struct argp store_argp = {
+    .options = option_table,
+    .parser = read_option,
+    .args_doc = "stat|ls|verify|compact DIR",
+    .doc = "Looks at a store directory that no process has open.\v"
+           "stat: what it takes and holds. ls: its records. verify: reads every "
+           "record as any reader would, and once more from its file. Bad is a "
+           "record that is damaged: whoever asks for it is told of a miss, and it "
+           "is forgotten; a write that a crash cut off is one, too. Served bad is "
+           "one that was handed back as good and is not what lies in the file under "
+           "sums that hold: that never happens. Exit status 1 when there is either. "
+           "compact: moves scattered records together and gives space back."
+};
 
 /* ---- Actions ----------------------------------------------------------------------------------------------------- */
 

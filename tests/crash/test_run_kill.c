@@ -66,10 +66,12 @@ static struct verified verify(void)
 
 static void list_arguments(const char *seed, const char **ret_arguments)
 {
-    const char *const arguments[] = { "run",    "--workload", "chat",   "--requests", "120",    "--seed",
-                                      seed,     "--shape",    "layers=2,kv_heads=1,head_dim=64,dtype=bf16",
-                                      "--hbm",  "4MiB",       "--host", "6MiB",       "--nvme", nvme,
-                                      "--json", NULL };
+    const char *const arguments[] = { "run",        "--workload", "chat",
+                                      "--requests", "120",        "--seed",
+                                      seed,         "--shape",    "layers=2,kv_heads=1,head_dim=64,dtype=bf16",
+                                      "--hbm",      "4MiB",       "--host",
+                                      "6MiB",       "--nvme",     nvme,
+                                      "--json",     NULL };
     memcpy(ret_arguments, arguments, sizeof arguments);
 }
 
@@ -185,9 +187,8 @@ int main(int argc, char **argv)
     if (!mkdtemp(root)) return 2;
     (void)snprintf(store, sizeof store, "%s/kv", root);
     (void)snprintf(nvme, sizeof nvme, "%s:%lluMiB", store, STORE_BYTES >> 20);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(after_any_kill_and_damage_no_bad_record_is_served_and_the_next_run_is_exact)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(
+        after_any_kill_and_damage_no_bad_record_is_served_and_the_next_run_is_exact) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     (void)nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     return failed;

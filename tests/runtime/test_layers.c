@@ -354,8 +354,8 @@ static void b24_a_state_that_is_lost_is_told_though_blocks_before_it_wait_for_th
     (void)world_create(&w, &text, TOKENS, false, &seq);
     assert_int_equal(world_reserve(&w, seq, 2 * BLOCK_TOKENS), KVT_ROOM_OK);
     assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
-    assert_int_equal(kvt_seq_commit(w.runtime, seq, text.tokens, 2 * BLOCK_TOKENS, 0, kvt_emulated_stream(w.runtime, 0)),
-                     KVT_OK);
+    assert_int_equal(
+        kvt_seq_commit(w.runtime, seq, text.tokens, 2 * BLOCK_TOKENS, 0, kvt_emulated_stream(w.runtime, 0)), KVT_OK);
     world_end(&w, step);
     world_settle(&w);
     world_idle(&w, seq);

@@ -149,7 +149,8 @@ static uint32_t make_prompt(struct sim *sim, uint32_t *ret_ids, uint32_t *ret_sa
     if (sim_chance(sim, 75) && from->tokens > 0) {
         count = 1 + sim_below(sim, from->tokens);
         memcpy(ret_ids, from->ids, count * sizeof *ret_ids);
-        if (sim_chance(sim, 90)) *ret_salt = from->salt % SIM_WORLD_SALTS; /* otherwise another tenant asks for the same */
+        if (sim_chance(sim, 90))
+            *ret_salt = from->salt % SIM_WORLD_SALTS; /* otherwise another tenant asks for the same */
         for (uint32_t extra = sim_below(sim, 8); extra > 0 && count < TWIN_TOKENS_MAX / 2; extra--, count++)
             ret_ids[count] = count % 7;
     } else {
@@ -375,8 +376,8 @@ static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
     /* What a window told of says nothing of the step that is landing. */
     if (!kvt_sequence_is_suspect(sim_sequence(sim, i))) sim_episode_end(sim, i, false);
     /* Layer by layer all that was computed since the step is lost. A fork of a lost sequence is lost from the same token on. */
-    SIM_CHECK(sim, sim->plan.is_layered || lost_from % sim->plan.shape.block_tokens == 0, "sequence %u lost from %llu", i,
-              (unsigned long long)lost_from);
+    SIM_CHECK(sim, sim->plan.is_layered || lost_from % sim->plan.shape.block_tokens == 0, "sequence %u lost from %llu",
+              i, (unsigned long long)lost_from);
     struct kvt_store_stats stats = { 0 };
     if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
     const struct kvt_counters *counters = &sim_core(sim)->counters;
@@ -423,8 +424,7 @@ static bool begin_step(struct sim *sim, const uint32_t *members, uint32_t count,
     for (uint32_t m = 0; m < count; m++) {
         sim_say(sim, "step on %u: %u is %s", stream, members[m], readies[entries[m].ready]);
         if (entries[m].ready == KVT_LOST) note_loss(sim, members[m], entries[m].lost_from);
-        if (entries[m].ready == KVT_READY || entries[m].ready == KVT_LANDING)
-            step->members[step->count++] = members[m];
+        if (entries[m].ready == KVT_READY || entries[m].ready == KVT_LANDING) step->members[step->count++] = members[m];
         if (entries[m].ready == KVT_LANDING) sim_episode_begin(sim, members[m]);
         are_landing = are_landing || entries[m].ready == KVT_LANDING;
     }
@@ -660,7 +660,8 @@ static void call_more(struct sim *sim)
     if (sim->plan.is_compacting && sim_store(sim) && sim_below(sim, 400) == 0) {
         const enum kvt_status status = kvt_store_compact(sim_store(sim));
         sim_say(sim, "compact: status %d", (int)status);
-        SIM_CHECK(sim, status == KVT_OK || (status == KVT_IO && !sim_plan_is_calm(&sim->plan)), "status %d", (int)status);
+        SIM_CHECK(sim, status == KVT_OK || (status == KVT_IO && !sim_plan_is_calm(&sim->plan)), "status %d",
+                  (int)status);
     }
 }
 

@@ -37,10 +37,12 @@ static void check_caps(struct sim *sim, const struct kvt_stats *stats)
               (unsigned long long)disk.bytes_peak, sim->nvme_bytes_most);
     /* A directory that is left out keeps what it has; a file that cannot be removed, too. */
     const bool may_be_more = sim->was_changed && (sim->plan.stripes > 1 || !sim_plan_is_calm_disk(&sim->plan));
-    SIM_CHECK(sim, may_be_more || disk.bytes_used <= sim->config.nvme_bytes, "the disk holds %llu bytes, the cap is %llu",
-              (unsigned long long)disk.bytes_used, (unsigned long long)sim->config.nvme_bytes);
-    SIM_CHECK(sim, may_be_more || stats->store_allocated_peak <= sim->config.nvme_bytes, "the store says it took %llu of %llu bytes",
-              (unsigned long long)stats->store_allocated_peak, (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, may_be_more || disk.bytes_used <= sim->config.nvme_bytes,
+              "the disk holds %llu bytes, the cap is %llu", (unsigned long long)disk.bytes_used,
+              (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, may_be_more || stats->store_allocated_peak <= sim->config.nvme_bytes,
+              "the store says it took %llu of %llu bytes", (unsigned long long)stats->store_allocated_peak,
+              (unsigned long long)sim->config.nvme_bytes);
     SIM_CHECK(sim, stats->tiers[KVT_TIER_HOST].peak_bytes <= sim->config.host_bytes,
               "host memory took %llu bytes, the cap is %llu",
               (unsigned long long)stats->tiers[KVT_TIER_HOST].peak_bytes, (unsigned long long)sim->config.host_bytes);
@@ -331,7 +333,8 @@ void sim_check_store(struct sim *sim)
     SIM_CHECK(sim, verified.served_bad == 0, "%llu bad records are served of %llu",
               (unsigned long long)verified.served_bad, (unsigned long long)before.records);
     /* A segment may be in the middle of being recycled. */
-    const uint64_t evicted = after.evicted_records - before.evicted_records, count = kvt_store_verified_count(&verified);
+    const uint64_t evicted = after.evicted_records - before.evicted_records,
+                   count = kvt_store_verified_count(&verified);
     SIM_CHECK(sim, verified.unreachable <= evicted, "%llu records are listed and not found",
               (unsigned long long)verified.unreachable);
     SIM_CHECK(sim, count <= before.records && count + evicted >= before.records, "%llu records, and %llu in the list",

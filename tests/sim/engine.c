@@ -62,7 +62,8 @@ static void access_rows(const struct kernel *kernel, const struct access *access
     for (uint32_t s = 0; s < segments; s++) {
         for (uint32_t t = access->from; t < access->to; t++) {
             uint8_t *at = access->slot + ((size_t)s * rows + t) * row_bytes;
-            twin_row(access->values[t], access->group, access->segment + s, access->is_write ? at : expected, row_bytes);
+            twin_row(access->values[t], access->group, access->segment + s, access->is_write ? at : expected,
+                     row_bytes);
             if (access->is_write && episode && episode->has_wrong) memset(at, RUBBISH, row_bytes);
             if (access->is_write || memcmp(at, expected, row_bytes) == 0) continue;
             if (episode && !episode->is_right) {

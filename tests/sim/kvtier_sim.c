@@ -314,12 +314,12 @@ static void print_result(const struct options *options, const struct farm_result
         "durable\n",
         (unsigned long long)counts->restarts, (unsigned long long)counts->kills, (unsigned long long)counts->power_cuts,
         (unsigned long long)counts->resets, (unsigned long long)counts->reclaims,
-        (unsigned long long)counts->records_read,
-        (unsigned long long)counts->records_durable);
-    (void)printf("  steps that began while blocks landed: %llu, %llu taken back; %llu layers of blocks through windows\n"
-                 "  directories verified as store verify does: %llu times\n",
-                 (unsigned long long)counts->landings, (unsigned long long)counts->episodes_lost,
-                 (unsigned long long)counts->chunks, (unsigned long long)counts->verifies);
+        (unsigned long long)counts->records_read, (unsigned long long)counts->records_durable);
+    (void)printf(
+        "  steps that began while blocks landed: %llu, %llu taken back; %llu layers of blocks through windows\n"
+        "  directories verified as store verify does: %llu times\n",
+        (unsigned long long)counts->landings, (unsigned long long)counts->episodes_lost,
+        (unsigned long long)counts->chunks, (unsigned long long)counts->verifies);
     (void)printf("  faults:");
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (counts->faults[f])

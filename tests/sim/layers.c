@@ -30,8 +30,8 @@ void sim_episode_end(struct sim *sim, uint32_t i, bool is_right)
     struct sim_sequence_more *more = &sim->more[i];
     if (more->episode == 0) return;
     struct sim_episode *episode = &sim->episodes[more->episode];
-    SIM_CHECK(sim, !is_right || !episode->has_wrong, "sequence %u read wrong bytes while they landed, and is told that all is right",
-              i);
+    SIM_CHECK(sim, !is_right || !episode->has_wrong,
+              "sequence %u read wrong bytes while they landed, and is told that all is right", i);
     sim->counts.episodes_lost += !is_right;
     episode->is_right = is_right;
     more->episode = 0;
@@ -63,7 +63,8 @@ static void open_window(struct sim *sim, struct sim_window *window, uint32_t i)
     sim_memory_done(sim);
     sim_say(sim, "window of %u for %u, group %u: status %d, room %d", slots, i, group, (int)status, (int)room);
     if (status != KVT_OK) {
-        SIM_CHECK(sim, (status == KVT_INVAL && is_state) || (status == KVT_NOMEM && is_short), "status %d", (int)status);
+        SIM_CHECK(sim, (status == KVT_INVAL && is_state) || (status == KVT_NOMEM && is_short), "status %d",
+                  (int)status);
         window->reader = 0;
         return;
     }
@@ -92,7 +93,8 @@ static bool pass_layer(struct sim *sim, const struct sim_window *window, uint32_
     const struct twin_sequence *twin = &sim->sequences[window->sequence];
     const uint32_t block_tokens = sim->plan.shape.block_tokens;
     const uint32_t blocks = (twin->tokens + block_tokens - 1) / block_tokens;
-    const uint32_t first = is_calm ? 0 : sim_below(sim, blocks + 1), end = is_calm ? blocks : first + sim_below(sim, blocks - first + 1);
+    const uint32_t first = is_calm ? 0 : sim_below(sim, blocks + 1),
+                   end = is_calm ? blocks : first + sim_below(sim, blocks - first + 1);
     enum kvt_status status = kvt_reader_begin(sim->runtime, window->reader, layer, first, end);
     SIM_CHECK(sim, status == KVT_OK, "a pass through layer %u: status %d", layer, (int)status);
     uint64_t next = first;

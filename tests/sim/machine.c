@@ -219,7 +219,9 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
                 stats.directories_lost, (unsigned long long)stats.records, (unsigned long long)stats.recovered_bad);
         SIM_CHECK(sim, !sim->is_emptied || stats.records == 0, "%llu records under another key",
                   (unsigned long long)stats.records);
-        if (stats.directories_lost == 0) sim->is_emptied = false;
+        SIM_CHECK(sim, stats.directories_lost == 0 || sim->away > 0 || sim->is_open_in_trouble,
+                  "%u directories are left out", stats.directories_lost);
+        sim->is_emptied = false;
     }
     return status;
 }
@@ -304,12 +306,28 @@ void sim_machine_end(struct sim *sim)
     io_faulty_image_destroy(&sim->image);
 }
 
+static void set_away(struct sim *sim, uint32_t away)
+{
+    sim->away = away;
+    io_faulty_set_away(sim->image, away > 0 ? sim_directories(sim)[away - 1] : NULL);
+    sim_say(sim, away > 0 ? "directory %u is away" : "all directories are there", away > 0 ? away - 1 : 0);
+}
+
+/* Before an open: a directory that is away is back, or is left out, and then nothing of it is promised. */
+static void call_back(struct sim *sim)
+{
+    if (sim->away == 0) return;
+    if (sim->is_calm || kvt_rng_below(&sim->fault_rng, 2) == 0) set_away(sim, 0);
+    else sim->durable_run++;
+}
+
 void sim_reopen(struct sim *sim)
 {
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0);
     sim->stall_until = 0;
     close_runtime(sim);
+    call_back(sim);
     sim_change(sim);
     open_healthy(sim);
     sim_check_store(sim);
@@ -328,7 +346,9 @@ static bool open_in_trouble(struct sim *sim)
         io_faulty_cut_at(sim->image, 1 + kvt_rng_below(&sim->fault_rng, 60));
     const bool is_short = sim_plan_has(&sim->plan, SIM_FAULT_MEMORY) && kvt_rng_below(&sim->fault_rng, 2) == 0;
     if (is_short) kvt_alloc_fail_at(1 + kvt_rng_below(&sim->fault_rng, 80));
+    sim->is_open_in_trouble = true;
     const enum kvt_status status = open_runtime(sim, error);
+    sim->is_open_in_trouble = false;
     if (status == KVT_OK) return true;
     SIM_CHECK(sim, status == KVT_IO || status == KVT_NOMEM, "open: status %d: %s", (int)status, error);
     if (status == KVT_NOMEM) SIM_CHECK(sim, is_short, "open: out of memory, and there was enough: %s", error);
@@ -357,6 +377,7 @@ static void crash(struct sim *sim, bool is_power_cut)
     if (io_faulty_was_cut(sim->image)) io_faulty_power_cycle(sim->image);
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0);
+    call_back(sim);
     sim_change(sim);
     open_healthy(sim);
     sim_check_after_crash(sim);
@@ -398,6 +419,8 @@ void sim_strike(struct sim *sim)
     const bool is_jump = strikes(sim, SIM_FAULT_JUMP);
     const bool is_stall = strikes(sim, SIM_FAULT_STALL);
     const bool is_loss = strikes(sim, SIM_FAULT_DEVICE);
+    const bool is_away = sim_plan_has(&sim->plan, SIM_FAULT_AWAY) && strikes(sim, SIM_FAULT_AWAY);
+    if (is_away) set_away(sim, sim->away ? 0 : 1 + (uint32_t)kvt_rng_below(&sim->fault_rng, sim->plan.stripes));
     const bool is_off = io_faulty_was_cut(sim->image);
     /* A runtime whose disk is gone goes on for a while. */
     if (is_off && kvt_rng_below(&sim->fault_rng, 10) == 0) crash(sim, true);
@@ -456,6 +479,7 @@ void sim_heal(struct sim *sim)
 {
     sim->is_calm = true;
     sim->stall_until = 0;
+    if (sim->away) set_away(sim, 0);
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0); /* one that was to come */
     open_device(sim);

@@ -36,7 +36,8 @@
     X(RESTART, "restart", "an orderly restart")                                  /* ticks */            \
     X(KILL, "kill", "the process dies")                                          /* ticks */            \
     X(POWER, "power", "the power goes")                                          /* ticks */            \
-    X(JUMP, "jump", "the clock jumps")                                           /* ticks */
+    X(JUMP, "jump", "the clock jumps")                                           /* ticks */            \
+    X(AWAY, "away", "one of several directories goes, or comes back")            /* ticks */
 
 enum sim_fault {
 #define X(id, name, text) SIM_FAULT_##id,
@@ -75,7 +76,7 @@ struct sim_plan {
     bool is_layered;      /* steps begin while blocks land */
     bool is_reading;      /* sequences are streamed and read through windows */
     bool is_hinting, is_compacting;
-    bool is_changing;     /* the next process is configured in another way */
+    bool is_changing; /* the next process is configured in another way */
     uint32_t rates[SIM_FAULTS];
 };
 

@@ -10,10 +10,7 @@
 
 #define METRICS_BYTES_MAX (64 * KVT_KIB)
 
-void sim_tally_begin(struct sim *sim)
-{
-    sim->tally = (struct sim_tally){ .disk = io_faulty_counters(sim->image) };
-}
+void sim_tally_begin(struct sim *sim) { sim->tally = (struct sim_tally){ .disk = io_faulty_counters(sim->image) }; }
 
 void sim_tally_transfer(struct sim *sim, const struct kvt_transfer_event *event)
 {
@@ -99,12 +96,12 @@ void sim_tally_found(struct sim *sim, const struct sim_lookup *lookup, uint32_t 
 
 /* ---- Compared ---------------------------------------------------------------------------------------------------- */
 
-#define EQUAL(sim, what, said, counted)                                                         \
-    SIM_CHECK(sim, (said) == (counted), what ": it says %llu, and %llu were counted",           \
-              (unsigned long long)(said), (unsigned long long)(counted))
-#define AT_MOST(sim, what, said, counted)                                                       \
-    SIM_CHECK(sim, (said) <= (counted), what ": it says %llu, and at most %llu can be",         \
-              (unsigned long long)(said), (unsigned long long)(counted))
+#define EQUAL(sim, what, said, counted)                                                                           \
+    SIM_CHECK(sim, (said) == (counted), what ": it says %llu, and %llu were counted", (unsigned long long)(said), \
+              (unsigned long long)(counted))
+#define AT_MOST(sim, what, said, counted)                                                                           \
+    SIM_CHECK(sim, (said) <= (counted), what ": it says %llu, and at most %llu can be", (unsigned long long)(said), \
+              (unsigned long long)(counted))
 
 static void compare_moves(struct sim *sim, const struct kvt_stats *stats, const struct sim_tally *tally)
 {

@@ -94,10 +94,9 @@ static void assertion_failed(int result, const char *expression, const char *fil
 /* Everything but the memory that is kept between seeds. */
 static void clear(struct sim *sim, const struct sim_plan *plan)
 {
-    const struct sim kept = { .content = sim->content,
-                              .raw = sim->raw,
-                              .scratch_bytes = sim->scratch_bytes,
-                              .scratch_size = sim->scratch_size };
+    const struct sim kept = {
+        .content = sim->content, .raw = sim->raw, .scratch_bytes = sim->scratch_bytes, .scratch_size = sim->scratch_size
+    };
     memset(sim, 0, sizeof *sim);
     sim->plan = *plan;
     sim->content = kept.content;

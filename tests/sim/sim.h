@@ -121,22 +121,24 @@ struct sim {
     struct sim_episode episodes[SIM_EPISODES_MAX];
     uint32_t episode_count;
     struct sim_content content;
-    struct kvt_store *directory;           /* the store without a runtime, when it is looked at */
-    uint64_t listed_bytes;                 /* while records are counted */
-    uint32_t durable_run;                  /* grows when what was durable no longer has to be */
-    uint8_t *raw, *scratch_bytes;          /* to unpack records with */
+    struct kvt_store *directory;  /* the store without a runtime, when it is looked at */
+    uint64_t listed_bytes;        /* while records are counted */
+    uint32_t durable_run;         /* grows when what was durable no longer has to be */
+    uint8_t *raw, *scratch_bytes; /* to unpack records with */
     uint64_t scratch_size;
 
-    uint32_t world;              /* which model, type, secret, rank (change.c) */
-    uint32_t key_number;         /* of the store; 0: none */
-    uint32_t nvme_bytes_first;   /* before anything was changed */
+    uint32_t world;            /* which model, type, secret, rank (change.c) */
+    uint32_t key_number;       /* of the store; 0: none */
+    uint32_t nvme_bytes_first; /* before anything was changed */
     uint32_t nvme_bytes_most;
     bool was_codec_on, was_changed, is_emptied;
     bool was_unwaited;
     bool was_kept_false, was_reset, was_restarted, was_crashed;
     bool is_calm; /* faults have ended */
     bool is_device_lost;
-    uint64_t stall_until; /* tick */
+    bool is_open_in_trouble; /* an open with faults on */
+    uint32_t away;           /* a directory that does not answer, + 1; 0: none */
+    uint64_t stall_until;    /* tick */
     uint64_t tick;
     struct sim_tally tally;
     struct sim_counts counts;
@@ -213,7 +215,7 @@ void sim_heal(struct sim *sim);
 void sim_round(struct sim *sim);
 /* A runtime that could not be opened, or whose power went, is brought back. */
 void sim_bring_back(struct sim *sim);
-struct kvt_store *sim_store(struct sim *sim); /* NULL: none is open */
+struct kvt_store *sim_store(struct sim *sim);              /* NULL: none is open */
 const char *const *sim_directories(const struct sim *sim); /* of the store, as many as the plan has stripes */
 /* Closes in order; nothing runs until the next open. */
 void sim_close(struct sim *sim);

@@ -192,7 +192,9 @@ void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
     const struct kvt_name name = kvt_block_name(&sim->opened->core, event->block);
     struct sim_sealed *sealed = sim_content_find(
         &sim->content, &(struct kvt_store_name){ { name.space.lo, name.space.hi }, { name.key.lo, name.key.hi } });
-    if (sealed) sealed->durable = 0;
+    if (!sealed) return;
+    sealed->durable = 0;
+    sealed->digest = 0; /* it may be packed in another way */
 }
 
 void sim_check_before_crash(struct sim *sim)

@@ -360,6 +360,8 @@ static void crash(struct sim *sim, bool is_power_cut)
 {
     sim_say(sim, is_power_cut ? "the power went" : "the process dies");
     if (sim->runtime) sim_check_before_crash(sim);
+    /* A record may have been put again without a word. */
+    for (uint32_t i = 0; i < sim->content.capacity; i++) sim->content.entries[i].digest = 0;
     const bool was_off = io_faulty_was_cut(sim->image);
     (void)io_faulty_release(sim->image);
     if (!was_off) io_faulty_cut_at(sim->image, 1);

@@ -526,8 +526,8 @@ static void call_fork(struct sim *sim)
     sim->sequences[to] = sim->sequences[i];
     sim->sequences[to].handle = fork;
     sim->more[to] = (struct sim_sequence_more){ .is_streamed = sim->more[i].is_streamed };
-    /* Only what has landed is shared. */
-    sim_episode_end(sim, i, true);
+    /* Only what has landed is shared; of what is lost the fork is lost, too. */
+    sim_episode_end(sim, i, sim_sequence(sim, i)->lost_from == UINT64_MAX);
     if (sim_chance(sim, 50)) sim->sequences[to].prompt = sim->sequences[to].tokens;
     sim_tally_sequences(sim);
 }

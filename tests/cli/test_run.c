@@ -266,6 +266,10 @@ static void bad_input_is_one_line_and_leaves_nothing_behind(void **state)
     assert_refused("--host");
     RUN("--workload", "chat", "--policy", "wishful", "--nvme", nvme);
     assert_refused("--policy");
+    RUN("--workload", "chat", "--host-policy", "wishful", "--nvme", nvme);
+    assert_refused("--host-policy");
+    RUN("--workload", "chat", "--admission", "wishful", "--nvme", nvme);
+    assert_refused("--admission");
     RUN("--workload", "poetry", "--nvme", nvme);
     assert_refused("--workload");
     RUN("--workload", "longdoc", "--stream", "--shape", "layers=1,kv_heads=1,head_dim=64,dtype=fp8", "--nvme", nvme);

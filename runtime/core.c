@@ -148,6 +148,7 @@ enum kvt_status kvt_core_reset(struct kvt_core *core, uint64_t *ret_kept)
 bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
 {
     core->now_ns = kvt_max_u64(now_ns, core->now_ns);
+    core->is_search_cut = false;
     kvt_flow_submit_waiting(core);
     bool is_more = kvt_flow_poll(core);
     kvt_flow_check_deadlines(core);
@@ -169,7 +170,7 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);
     KVT_VERIFY(kvt_core_verify(core));
-    return is_more;
+    return is_more || core->is_search_cut;
 }
 
 void kvt_core_drain(struct kvt_core *core, uint64_t now_ns)

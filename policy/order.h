@@ -31,6 +31,8 @@ struct kvt_link {
 
 struct kvt_order {
     struct kvt_link *links;
+    /* The coldest nodes of the first two lists, again: a loop has them at hand, and waits for no store to read them. */
+    uint32_t coldest_0, coldest_1;
     uint32_t list_count; /* below KVT_ORDER_ENDS */
     uint32_t count;      /* numbers 0 .. count - 1 */
 };
@@ -45,7 +47,7 @@ KVT_NODISCARD static inline enum kvt_status kvt_order_init(struct kvt_order *ord
 {
     KVT_ASSERT(count <= KVT_ORDER_COUNT_MAX);
     KVT_ASSERT(list_count < KVT_ORDER_ENDS);
-    *order = (struct kvt_order){ .list_count = list_count, .count = count };
+    *order = (struct kvt_order){ .coldest_0 = 1, .coldest_1 = 2, .list_count = list_count, .count = count };
     order->links = kvt_table_map(kvt_order_bytes(order));
     if (!order->links) return KVT_NOMEM;
     for (uint32_t end = 1; end <= list_count; end++) order->links[end] = (struct kvt_link){ end, end };
@@ -77,13 +79,41 @@ KVT_INLINE bool kvt_order_has(const struct kvt_order *order, uint32_t number)
     return order->links[kvt_order_node(order, number)].warmer != 0;
 }
 
+/* The end of the list when it is empty. Chosen by branches, which are foreseen, and not by a place in a table. */
+KVT_INLINE uint32_t kvt_order_coldest_node(const struct kvt_order *order, uint32_t list)
+{
+    if (list == 0) return order->coldest_0;
+    if (list == 1) return order->coldest_1;
+    return order->links[list + 1].warmer;
+}
+
+KVT_INLINE void kvt_order_set_coldest_node(struct kvt_order *order, uint32_t list, uint32_t node)
+{
+    if (list == 0) {
+        order->coldest_0 = node;
+        order->links[1].warmer = node;
+    } else if (list == 1) {
+        order->coldest_1 = node;
+        order->links[2].warmer = node;
+    } else {
+        order->links[list + 1].warmer = node;
+    }
+}
+
+/* node may be the end of a list. */
+KVT_INLINE void kvt_order_set_warmer(struct kvt_order *order, uint32_t node, uint32_t warmer)
+{
+    if (node < KVT_ORDER_ENDS) kvt_order_set_coldest_node(order, node - 1, warmer);
+    else order->links[node].warmer = warmer;
+}
+
 /* number is on no list. Puts it between node cold and the next warmer one. */
 KVT_INLINE void kvt_order_link_after(struct kvt_order *order, uint32_t cold, uint32_t number)
 {
     const uint32_t node = kvt_order_node(order, number);
     const uint32_t warm = order->links[cold].warmer;
     order->links[node] = (struct kvt_link){ .colder = cold, .warmer = warm };
-    order->links[cold].warmer = node;
+    kvt_order_set_warmer(order, cold, node);
     order->links[warm].colder = node;
 }
 
@@ -99,16 +129,17 @@ KVT_INLINE void kvt_order_push_cold(struct kvt_order *order, uint32_t list, uint
 
 /*
  * number is on the list. The coldest is mostly whom it is about: then what is written does not depend on what its link
- * says, and the next coldest is known sooner.
+ * says, and the next coldest is known sooner. Its link is asked for, and read, before the stores that follow.
  */
 KVT_INLINE void kvt_order_unlink(struct kvt_order *order, uint32_t list, uint32_t number)
 {
     const uint32_t node = kvt_order_node(order, number), end = list + 1;
     const struct kvt_link link = order->links[node];
     KVT_ASSERT(link.warmer != 0);
-    if (order->links[end].warmer == node) {
-        order->links[end].warmer = link.warmer;
+    if (kvt_order_coldest_node(order, list) == node) {
         order->links[link.warmer].colder = end;
+        __builtin_prefetch(&order->links[order->links[link.warmer].warmer]);
+        kvt_order_set_coldest_node(order, list, link.warmer);
     } else {
         order->links[link.colder].warmer = link.warmer;
         order->links[link.warmer].colder = link.colder;
@@ -123,7 +154,7 @@ KVT_INLINE void kvt_order_replace(struct kvt_order *order, uint32_t number, uint
     const struct kvt_link link = order->links[node];
     KVT_ASSERT(link.warmer != 0);
     order->links[other_node] = link;
-    order->links[link.colder].warmer = other_node;
+    kvt_order_set_warmer(order, link.colder, other_node);
     order->links[link.warmer].colder = other_node;
     order->links[node] = (struct kvt_link){ 0, 0 };
 }
@@ -131,7 +162,7 @@ KVT_INLINE void kvt_order_replace(struct kvt_order *order, uint32_t number, uint
 /* KVT_ORDER_NONE when the list is empty. */
 KVT_INLINE uint32_t kvt_order_coldest(const struct kvt_order *order, uint32_t list)
 {
-    return kvt_order_number(order, order->links[list + 1].warmer);
+    return kvt_order_number(order, kvt_order_coldest_node(order, list));
 }
 
 KVT_INLINE uint32_t kvt_order_warmest(const struct kvt_order *order, uint32_t list)
@@ -150,6 +181,7 @@ KVT_INLINE uint32_t kvt_order_verify(const struct kvt_order *order, uint32_t lis
 {
     uint32_t count = 0;
     uint32_t node = list + 1;
+    KVT_ASSERT(kvt_order_coldest_node(order, list) == order->links[node].warmer);
     do {
         const uint32_t warmer = order->links[node].warmer;
         KVT_ASSERT(order->links[warmer].colder == node);

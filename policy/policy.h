@@ -51,6 +51,9 @@ struct kvt_policy_hint {
 
 struct kvt_policy; /* each implementation's own struct */
 
+/* So many accesses early replay asks the memory for a block's slot. */
+#define KVT_REPLAY_AHEAD 12u
+
 /* A slot is absent, held (pinned, moving: never a victim) or idle. */
 struct kvt_policy_ops {
     const char *name;
@@ -83,6 +86,15 @@ struct kvt_policy_ops {
 
     /* Walks everything and asserts; tests only. */
     void (*verify)(const struct kvt_policy *policy);
+
+    /*
+     * Makes the calls above for so many accesses to blocks, in a pool whose slots are all idle: a hit touches, a miss
+     * evicts, inserts and releases. A block is a small number, which is its key as well; slot_of[block] is its slot or
+     * KVT_POLICY_NONE, block_of[slot] what the slot has. ret_is_hit[i] says whether blocks[i] was there. Another
+     * KVT_REPLAY_AHEAD blocks behind the last can be read. Made by replay.h, for counting; NULL: it was not.
+     */
+    void (*replay)(struct kvt_policy *policy, uint32_t *slot_of, uint32_t *block_of, const uint32_t *blocks,
+                   uint32_t count, bool *ret_is_hit);
 };
 
 /* NULL when there is none of that name. */

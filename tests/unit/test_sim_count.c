@@ -298,6 +298,68 @@ static void many_threads_count_what_one_counts(void **state)
     }
 }
 
+/* Requests of up to 30 blocks, some of which come often, with what a trace knows of them. */
+static void make_medium(struct kvt_accesses *accesses, struct kvt_rng *rng)
+{
+    enum { COUNT = 3000, BLOCKS = 250 };
+    static uint32_t blocks[COUNT], ends[COUNT];
+    static struct kvt_access_info infos[COUNT];
+    uint32_t requests = 0;
+    for (uint32_t i = 0; i < COUNT; i++)
+        blocks[i] = (uint32_t)kvt_rng_below(rng, kvt_rng_below(rng, 3) == 0 ? 20 : BLOCKS);
+    for (uint32_t end = 0; end < COUNT; requests++) {
+        end = kvt_min_u32(COUNT, end + (uint32_t)kvt_rng_below(rng, 31)); /* some have no block */
+        ends[requests] = end;
+        infos[requests] = (struct kvt_access_info){ .turn = requests % 5,
+                                                    .last_tokens = 1 + (uint32_t)kvt_rng_below(rng, 16),
+                                                    .stop = (enum kvt_stop)(requests % 2) };
+    }
+    *accesses = (struct kvt_accesses){ .blocks = blocks,
+                                       .request_ends = ends,
+                                       .infos = infos,
+                                       .access_count = COUNT,
+                                       .request_count = requests,
+                                       .block_count = BLOCKS,
+                                       .block_tokens = 16 };
+}
+
+/* Goal: the loop that is compiled together with a policy counts what its calls give, in every figure. */
+static void a_replayed_policy_has_the_figures_of_its_calls(void **state)
+{
+    (void)state;
+    struct kvt_rng rng = { .state = 8 };
+    for (uint32_t n = 0; n < 4; n++) {
+        struct kvt_accesses accesses;
+        make_medium(&accesses, &rng);
+        for (uint32_t i = 0; kvt_policy_at(i); i++) {
+            for (uint32_t capacity = 1; capacity < 300; capacity = capacity * 2 + n) {
+                struct kvt_policy_ops called = *kvt_policy_at(i);
+                called.replay = NULL;
+                struct kvt_count_job job = { .accesses = &accesses,
+                                             .policy = kvt_policy_at(i),
+                                             .mode = KVT_COUNT_FLAT,
+                                             .capacities = { capacity },
+                                             .tier_count = 1,
+                                             .warmup_requests = n * 40,
+                                             .repeat = 1 + n };
+                struct kvt_count_result fast, plain;
+                assert_int_equal(kvt_count(&job, &fast), KVT_OK);
+                job.policy = &called;
+                assert_int_equal(kvt_count(&job, &plain), KVT_OK);
+                assert_int_equal(fast.accesses, plain.accesses);
+                assert_int_equal(fast.hits, plain.hits);
+                assert_int_equal(fast.tier_hits[0], plain.tier_hits[0]);
+                assert_int_equal(fast.tokens, plain.tokens);
+                assert_int_equal(fast.hit_tokens, plain.hit_tokens);
+                assert_int_equal(fast.writes, plain.writes);
+                assert_int_equal(fast.evictions, plain.evictions);
+                assert_int_equal(fast.is_filled, plain.is_filled);
+                assert_int_equal(fast.is_filled_before, plain.is_filled_before);
+            }
+        }
+    }
+}
+
 /* Goal: memory that is refused is said so and nothing is kept. */
 static void refused_memory_is_nomem(void **state)
 {
@@ -741,6 +803,7 @@ int main(void)
         cmocka_unit_test(nothing_one_block_and_more_than_everything_work),
         cmocka_unit_test(an_exclusive_pair_of_lru_tiers_equals_one_of_their_sum),
         cmocka_unit_test(many_threads_count_what_one_counts),
+        cmocka_unit_test(a_replayed_policy_has_the_figures_of_its_calls),
         cmocka_unit_test(refused_memory_is_nomem),
         cmocka_unit_test(a_warm_up_fills_and_is_not_counted),
         cmocka_unit_test(hit_tokens_know_that_a_last_block_is_short),

@@ -119,6 +119,7 @@ static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum 
     kvt_block_set(block, KVT_BLOCK_DEVICE_PARKED, false);
     block->device_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_DEVICE, event);
+    kvt_foresight_left(core, (uint32_t)(block - core->table.blocks), KVT_TIER_DEVICE);
     core->changes++;
     return slot;
 }
@@ -191,6 +192,7 @@ static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kv
     kvt_block_set(block, KVT_BLOCK_HOST_PARKED, false);
     block->host_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_HOST, event);
+    kvt_foresight_left(core, (uint32_t)(block - core->table.blocks), KVT_TIER_HOST);
     core->changes++;
     return slot;
 }
@@ -337,6 +339,7 @@ void kvt_block_ref(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     block->refs++;
     KVT_ASSERT(block->refs != 0);
+    kvt_foresight_rehold(&core->foresight, index);
     if (block->refs == 1 && kvt_copy_is_resident(block, KVT_TIER_NVME)) nvme_hold(core, index);
 }
 
@@ -345,6 +348,7 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(block->refs > 0);
     block->refs--;
+    kvt_foresight_rehold(&core->foresight, index);
     if (block->refs > 0) return;
     core->changes++;
     if (kvt_block_has(block, KVT_BLOCK_NVME_HELD)) {
@@ -404,6 +408,7 @@ void kvt_block_claim(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     struct kvt_pool *pool = kvt_core_pool(core, block);
     block->users++;
+    kvt_foresight_claimed(core, index);
     if (block->users == 1) {
         pool->claimed++;
         if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
@@ -437,6 +442,7 @@ uint32_t kvt_block_fresh(struct kvt_core *core, uint32_t group)
     struct kvt_block *block = kvt_core_block(core, index);
     block->refs = 1;
     block->users = 1;
+    kvt_foresight_claimed(core, index);
     kvt_core_pool(core, block)->claimed++;
     const bool is_reserved = kvt_device_reserve(core, index);
     KVT_ASSERT(is_reserved);

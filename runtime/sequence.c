@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/foresight.h"
 #include "runtime/layers.h"
 #include "runtime/lookup.h"
 #include "runtime/planner.h"
@@ -45,6 +46,7 @@ kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequen
 
 static struct kvt_sequence_list *list_of(struct kvt_core *core, uint8_t list)
 {
+    if (list == KVT_LIST_FORESEEN) return &core->foreseen;
     return list == KVT_LIST_DEMAND ? &core->demand : &core->expected;
 }
 
@@ -187,13 +189,20 @@ static void give_hint(const struct kvt_core *core, const struct kvt_sequence *se
     pool->policy_ops->hint(pool->policy, &hint);
 }
 
+/* An idle sequence's claim ends; it still holds the block. */
+static void unclaim_idle(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t block)
+{
+    kvt_block_unclaim(core, block, sequence->last_mark);
+    kvt_foresight_unclaimed(core, block, sequence);
+}
+
 static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     for (uint32_t g = core->group_count; g-- > 0;) {
         struct kvt_sequence_table *table = &sequence->groups[g];
         if (is_state(core, g)) {
             if (table->live != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, 0))
-                kvt_block_unclaim(core, table->live, sequence->last_mark);
+                unclaim_idle(core, sequence, table->live);
             continue;
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
@@ -201,7 +210,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             prefetch_below(core, table, i);
             if (table->blocks[i] == KVT_NO_BLOCK || !kvt_sequence_claims(sequence, g, i)) continue;
             give_hint(core, sequence, g, i);
-            kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
+            unclaim_idle(core, sequence, table->blocks[i]);
         }
         table->ready = 0;
     }
@@ -230,6 +239,7 @@ enum kvt_status kvt_sequence_stream(struct kvt_core *core, struct kvt_sequence *
 {
     if (sequence->mode == KVT_SEQUENCE_WARMING) kvt_sequence_revoke(core, sequence);
     if (sequence->mode != KVT_SEQUENCE_IDLE) return KVT_INVAL;
+    kvt_foresight_end(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     sequence->is_streamed = true;
     begin_claims_at_tail(core, sequence);
@@ -264,7 +274,7 @@ static bool retreat(struct kvt_core *core, struct kvt_sequence *sequence)
         struct kvt_sequence_table *table = &sequence->groups[cursor->group];
         const uint32_t block = is_state(core, cursor->group) ? table->live : table->blocks[cursor->index];
         if (block == KVT_NO_BLOCK) continue;
-        kvt_block_unclaim(core, block, sequence->last_mark);
+        unclaim_idle(core, sequence, block);
         return true;
     }
 }
@@ -352,6 +362,7 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         return KVT_OK;
     }
     claim_all(core, sequence);
+    kvt_foresight_back(core, sequence);
     sequence->is_hint_late = sequence->list == KVT_LIST_EXPECTED
         && sequence->told_ns + kvt_planner_fetch_ns(core, sequence) > core->now_ns;
     sequence->mode = KVT_SEQUENCE_ACTIVE;
@@ -411,7 +422,9 @@ enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *se
     give_spares_back(core, sequence);
     unclaim_all(core, sequence);
     kvt_sequence_list_remove(core, sequence);
+    const bool was_active = is_active(sequence);
     sequence->mode = KVT_SEQUENCE_IDLE;
+    if (was_active) kvt_foresight_idle(core, sequence);
     return KVT_OK;
 }
 
@@ -433,6 +446,7 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     kvt_readers_close_of(core, sequence);
     (void)kvt_layers_settle(core, sequence); /* what has not landed by now is not cached */
     if (!is_kept) mark_unkept(core, sequence);
+    kvt_foresight_end(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);
     for (uint32_t g = 0; g < core->group_count; g++) {

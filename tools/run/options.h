@@ -30,6 +30,7 @@ struct kvt_run_options {
     enum kvt_device_kind device;
     const char *policy; /* NULL: the default */
     enum kvt_prefetch prefetch;
+    bool is_expecting_arrived; /* look-ahead is told of what has arrived only */
     enum kvt_arrival arrival;
     double speed;
     enum kvt_verify verify;

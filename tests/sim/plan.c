@@ -170,6 +170,17 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
     plan->reset_share = (const uint32_t[]){ 0, 60, 1000, 1000 }[below(rng, 4)];
 }
 
+/* Drawn last, so that what seeds decided before these were there stays what it was. */
+static void choose_session_knowledge(struct kvt_rng *rng, struct sim_plan *plan)
+{
+    static const char *const policies[] = { "length-aware", "workload-aware" };
+    if (below(rng, 4) == 0) plan->prefetch = KVT_PREFETCH_SESSION;
+    plan->is_hinting = below(rng, 3) == 0;
+    if (!plan->is_hinting || below(rng, 2) == 0) return;
+    plan->device_policy = policies[below(rng, 2)];
+    if (below(rng, 3) > 0) plan->host_policy = policies[below(rng, 2)];
+}
+
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
 {
     struct kvt_rng rng = { kvt_mix64(seed + 0x51a1) };
@@ -178,6 +189,7 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
     choose_sizes(&rng, &plan);
     choose_policies(&rng, &plan);
     choose_faults(&rng, &plan, without);
+    choose_session_knowledge(&rng, &plan);
     return plan;
 }
 
@@ -199,7 +211,7 @@ bool sim_plan_is_lying(const struct sim_plan *plan)
 void sim_plan_print(const struct sim_plan *plan)
 {
     static const char *const kinds[] = { "full", "window", "state" };
-    static const char *const prefetches[] = { "lookahead", "demand", "off" };
+    static const char *const prefetches[] = { "lookahead", "demand", "off", "session" };
     (void)printf("seed %llu, %u ticks: blocks of %u tokens;", (unsigned long long)plan->seed, plan->ticks,
                  plan->shape.block_tokens);
     for (uint32_t g = 0; g < plan->shape.group_count; g++) {
@@ -210,9 +222,9 @@ void sim_plan_print(const struct sim_plan *plan)
                      (unsigned long long)kvt_group_block_bytes(group, plan->shape.block_tokens));
     }
     (void)printf(
-        "\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s\n",
+        "\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s%s\n",
         plan->device_slots_min, plan->host_slot_bytes, plan->nvme_bytes, plan->stripes, plan->device_policy,
-        plan->host_policy, plan->admission, prefetches[plan->prefetch]);
+        plan->host_policy, plan->admission, prefetches[plan->prefetch], plan->is_hinting ? ", hints" : "");
     (void)printf(
         "  codec %s%s, %s; sequences %u, transfers %u, deadline %llu ms\n  faults:", plan->is_codec_on ? "on" : "off",
         plan->is_codec_on && plan->is_codec_tables_off ? " without tables" : "",

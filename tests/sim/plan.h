@@ -71,6 +71,7 @@ struct sim_plan {
     uint32_t check_every; /* ticks between two recounts */
     uint32_t reset_share; /* of a thousand chances for a reset, those that are taken */
     bool is_keeping;      /* every finished sequence stays cached */
+    bool is_hinting;      /* sequences are told whom they wait for before they go idle */
     uint32_t rates[SIM_FAULTS];
 };
 

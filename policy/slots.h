@@ -26,10 +26,11 @@
 #define KVT_SLOT_WARM 0x08u /* off, and release puts it at the warm end, not at the cold one */
 #define KVT_SLOT_LIST_SHIFT 4
 #define KVT_SLOT_LIST_MASK 0x30u
-#define KVT_SLOT_OWN_SHIFT 6 /* two bits for the policy itself; 0 in a new slot */
+#define KVT_SLOT_OWN_SHIFT 6 /* two bits for the policy itself, 0 in a new slot; with more than 4 lists they are the list's */
 #define KVT_SLOT_OWN_MASK 0xc0u
 
-#define KVT_SLOTS_LISTS_MAX 4u
+#define KVT_SLOTS_LISTS_MAX 16u
+#define KVT_SLOTS_LISTS_BESIDE_OWN 4u
 #define KVT_SLOTS_COUNT_MAX ((UINT32_C(1) << 30) - 2) /* twice as many ghosts beside them have numbers, too */
 
 struct kvt_slots {
@@ -37,6 +38,7 @@ struct kvt_slots {
     uint8_t *bits;
     uint32_t slot_count;
     uint32_t idle_count;
+    uint32_t list_mask; /* of bits */
     uint32_t size[KVT_SLOTS_LISTS_MAX]; /* slots that belong to a list, be they on it or off */
 };
 
@@ -45,7 +47,9 @@ KVT_NODISCARD static inline enum kvt_status kvt_slots_init(struct kvt_slots *slo
                                                            uint32_t list_count)
 {
     KVT_ASSERT(slot_count <= KVT_SLOTS_COUNT_MAX);
-    *slots = (struct kvt_slots){ .slot_count = slot_count };
+    KVT_ASSERT(list_count <= KVT_SLOTS_LISTS_MAX);
+    *slots = (struct kvt_slots){ .slot_count = slot_count, .list_mask = KVT_SLOT_LIST_MASK };
+    if (list_count > KVT_SLOTS_LISTS_BESIDE_OWN) slots->list_mask |= KVT_SLOT_OWN_MASK;
     slots->bits = kvt_table_map((uint64_t)slot_count + 1);
     if (!slots->bits) return KVT_NOMEM;
     return kvt_order_init(&slots->order, slot_count, list_count);
@@ -65,7 +69,7 @@ static inline bool kvt_slots_is_held(const struct kvt_slots *slots, uint32_t slo
 
 static inline uint32_t kvt_slots_list(const struct kvt_slots *slots, uint32_t slot)
 {
-    return (slots->bits[slot] & KVT_SLOT_LIST_MASK) >> KVT_SLOT_LIST_SHIFT;
+    return (slots->bits[slot] & slots->list_mask) >> KVT_SLOT_LIST_SHIFT;
 }
 
 static inline uint32_t kvt_slots_own(const struct kvt_slots *slots, uint32_t slot)
@@ -130,7 +134,7 @@ static inline void kvt_slots_use(struct kvt_slots *slots, uint32_t slot, uint32_
     KVT_ASSERT(bits & KVT_SLOT_PRESENT);
     slots->size[kvt_slots_list(slots, slot)]--;
     slots->size[list]++;
-    uint8_t changed = (uint8_t)((bits & ~KVT_SLOT_LIST_MASK) | (list << KVT_SLOT_LIST_SHIFT));
+    uint8_t changed = (uint8_t)((bits & ~slots->list_mask) | (list << KVT_SLOT_LIST_SHIFT));
     if (!(bits & KVT_SLOT_OFF)) kvt_order_unlink(&slots->order, slot);
     if (bits & KVT_SLOT_HELD) changed |= KVT_SLOT_OFF | KVT_SLOT_WARM;
     else kvt_order_push_warm(&slots->order, list, slot);
@@ -144,7 +148,7 @@ static inline void kvt_slots_move(struct kvt_slots *slots, uint32_t slot, uint32
     KVT_ASSERT(bits & KVT_SLOT_PRESENT);
     slots->size[kvt_slots_list(slots, slot)]--;
     slots->size[list]++;
-    slots->bits[slot] = (uint8_t)((bits & ~KVT_SLOT_LIST_MASK) | (list << KVT_SLOT_LIST_SHIFT));
+    slots->bits[slot] = (uint8_t)((bits & ~slots->list_mask) | (list << KVT_SLOT_LIST_SHIFT));
     if (bits & KVT_SLOT_OFF) {
         slots->bits[slot] |= KVT_SLOT_WARM;
     } else {

@@ -8,7 +8,7 @@
 #include "runtime/planner.h"
 #include "runtime/residency.h"
 
-#define SHARE_EARLY 0.1          /* brought before all but this share of the returns that are to come */
+#define SHARE_EARLY 0.05         /* brought before all but this share of the returns that are to come */
 #define ALIVE_MIN 0.05           /* who is less likely to come at all is not looked at any more */
 #define LIKELIER 2.0             /* so many times as likely to come as the holder of what is forgotten */
 #define LOOK_GAP_NS 20000000u    /* between two looks at a sequence, and at least: */

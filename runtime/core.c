@@ -24,6 +24,19 @@ static enum kvt_status init_sequences(struct kvt_core *core)
     return KVT_OK;
 }
 
+static size_t hints_bytes(const struct kvt_core *core)
+{
+    return (size_t)core->config.blocks_max * sizeof *core->hints;
+}
+
+static enum kvt_status init_hints(struct kvt_core *core)
+{
+    const struct kvt_core_config *config = &core->config;
+    if (!config->device_policy->hint && !(config->host && config->host_policy->hint)) return KVT_OK;
+    core->hints = kvt_table_map(hints_bytes(core));
+    return core->hints ? KVT_OK : KVT_NOMEM;
+}
+
 static enum kvt_status init_host(struct kvt_core *core)
 {
     uint32_t raw_bytes[KVT_GROUPS_MAX];
@@ -66,6 +79,7 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
     }
     if (config->admission) KVT_TRY(config->admission->create(config->seed, &core->admission));
     KVT_TRY(kvt_foresight_init(core));
+    KVT_TRY(init_hints(core));
     return config->host ? init_host(core) : KVT_OK;
 }
 
@@ -75,6 +89,7 @@ void kvt_core_done(struct kvt_core *core)
     kvt_free(core->landing);
     if (core->admission) core->config.admission->destroy(core->admission);
     kvt_foresight_done(core);
+    kvt_table_unmap(core->hints, hints_bytes(core));
     for (uint32_t i = 0; core->sequences && i < core->config.sequences_max; i++) {
         kvt_free(core->sequences[i].tail_tokens);
         for (uint32_t g = 0; g < KVT_GROUPS_MAX; g++) kvt_free(core->sequences[i].groups[g].blocks);

@@ -87,6 +87,12 @@ struct kvt_write_back {
     uint32_t capacity, head, count;
 };
 
+/* What was last known of a block's use, for policies that ask. Each is one more than it says; 0: not known. */
+struct kvt_block_hint {
+    uint32_t offset, length, turn;
+    uint8_t next; /* enum kvt_policy_next, as it is */
+};
+
 struct kvt_step_state {
     uint32_t generation;
     bool is_open;
@@ -123,6 +129,7 @@ struct kvt_core {
     struct kvt_tier *nvme; /* config.nvme */
 
     struct kvt_block_table table;
+    struct kvt_block_hint *hints; /* by block; NULL: no policy asks */
     struct kvt_prefix prefix;
     struct kvt_pool pools[KVT_GROUPS_MAX];
     struct kvt_host_pool host;

@@ -105,7 +105,7 @@ static void submit_host_to_device(struct kvt_core *core, struct kvt_transfer *tr
     transfer->leg_ns = core->now_ns;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    kvt_host_use(core, transfer->source);
     fill_fetch_op(core, transfer);
     submit(core, transfer);
 }
@@ -242,7 +242,7 @@ kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t index, uint32_t ran
     }
     transfer->host_slot = block->host_slot;
     block->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, block->host_slot);
+    kvt_host_use(core, rest->source);
     fill_fetch_op(core, transfer);
     transfer->op.layer_first = transfer->op.layer_target = range * layers / ranges;
     transfer->op.layer_count = (range + 1) * layers / ranges - transfer->op.layer_first;
@@ -280,7 +280,7 @@ enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t
     transfer->entry = place->entry;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    kvt_host_use(core, index);
     struct kvt_tier_op *op = &transfer->op;
     op->kind = KVT_OP_FETCH;
     op->slot = window->device_slot;

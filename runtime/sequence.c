@@ -173,20 +173,14 @@ bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, ui
     return group < sequence->fetch.group || (group == sequence->fetch.group && index < sequence->fetch.index);
 }
 
-/* What the pool's policy may want to know of entry i, which is about to be claimed or given up. */
-static void give_hint(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i)
+/* What policies may want to know of entry i, which is about to be claimed or given up. */
+static void give_hint(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i)
 {
-    const struct kvt_pool *pool = &core->pools[core->config.pool_of_group[group]];
-    if (!pool->policy_ops->hint) return;
-    const struct kvt_policy_hint hint = {
-        .offset = i,
-        .length = sequence->groups[group].count,
-        .found = KVT_POLICY_UNKNOWN, /* of the device alone that is not known; the policy sees each touch */
-        .turn = sequence->turn,
-        .next = (enum kvt_policy_next)sequence->next_use,
-        .now_ms = core->now_ns / 1000000 + 1,
+    const struct kvt_sequence_table *table = &sequence->groups[group];
+    const struct kvt_block_hint hint = {
+        .offset = i + 1, .length = table->count + 1, .turn = sequence->turn + 1, .next = sequence->next_use
     };
-    pool->policy_ops->hint(pool->policy, &hint);
+    kvt_block_note(core, table->blocks[i], &hint);
 }
 
 /* An idle sequence's claim ends; it still holds the block. */
@@ -210,6 +204,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             prefetch_below(core, table, i);
             if (table->blocks[i] == KVT_NO_BLOCK || !kvt_sequence_claims(sequence, g, i)) continue;
             give_hint(core, sequence, g, i);
+            kvt_host_use_over(core, table->blocks[i]);
             unclaim_idle(core, sequence, table->blocks[i]);
         }
         table->ready = 0;
@@ -385,8 +380,10 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
         prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block == KVT_NO_BLOCK) continue;
+        const bool is_claimed = !is_state(core, group) && kvt_sequence_claims(sequence, group, i);
         give_hint(core, sequence, group, i);
-        kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
+        if (is_claimed) kvt_host_use_over(core, block);
+        kvt_sequence_let_go(core, sequence, block, is_claimed);
     }
     table->first = kvt_min_u32(table->first, table->count);
     table->ready = kvt_min_u32(table->ready, table->count);

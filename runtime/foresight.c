@@ -11,6 +11,9 @@
 #define SHARE_EARLY 0.05         /* brought before all but this share of the returns that are to come */
 #define ALIVE_MIN 0.05           /* who is less likely to come at all is not looked at any more */
 #define LIKELIER 2.0             /* so many times as likely to come as the holder of what is forgotten */
+#define WORTH_MIN 0.25           /* that a copy is used while it stays: otherwise it is not brought */
+#define STAY_WINDOW 32u          /* the mean stay is one over so many copies, fading */
+#define STAY_GROWTH 2048u         /* by this part it is taken for longer after each refusal, so that it is tried again */
 #define LOOK_GAP_NS 20000000u    /* between two looks at a sequence, and at least: */
 #define LOOK_GAP_SHARE 8u        /* this part of the time that it has been idle */
 #define LOOKS_MAX 64u            /* in one round */
@@ -205,13 +208,26 @@ void kvt_foresight_claimed(struct kvt_core *core, uint32_t block)
     *known = (struct kvt_foresight_block){ 0 };
 }
 
+static uint32_t brief_ms(uint64_t ns) { return (uint32_t)(ns / 1000000u) & ((1u << 30) - 1); }
+
+static void learn_stay(struct kvt_core *core, const struct kvt_foresight_block *known, uint32_t tier)
+{
+    uint64_t *mean_ns = &core->foresight.stay_ns[tier];
+    const uint32_t stay_ms = (brief_ms(core->now_ns) - known->brought_at_ms) & ((1u << 30) - 1);
+    const uint64_t stay_ns = kvt_max_u64((uint64_t)stay_ms * 1000000u, 1);
+    *mean_ns = *mean_ns == 0 ? stay_ns : *mean_ns - *mean_ns / STAY_WINDOW + stay_ns / STAY_WINDOW;
+}
+
 void kvt_foresight_left(struct kvt_core *core, uint32_t block, uint32_t tier)
 {
     if (!is_on(core)) return;
     struct kvt_foresight_block *known = &core->foresight.blocks[block];
-    const uint8_t bit = tier == KVT_TIER_DEVICE ? KVT_BROUGHT_DEVICE : KVT_BROUGHT_HOST;
-    if (known->brought & bit) core->counters.foreseen_wasted_blocks++;
-    known->brought &= (uint8_t)~bit;
+    const uint32_t bit = tier == KVT_TIER_DEVICE ? KVT_BROUGHT_DEVICE : KVT_BROUGHT_HOST;
+    if (known->brought & bit) {
+        core->counters.foreseen_wasted_blocks++;
+        learn_stay(core, known, tier);
+    }
+    known->brought &= ~bit & 3u;
     if (known->holder != 0) core->sequences[known->holder - 1].has_left = true;
 }
 
@@ -223,7 +239,20 @@ struct bringing {
     struct kvt_sequence *sequence;
     double likely; /* that it comes within_ns from now */
     uint64_t within_ns;
+    bool is_worth[2]; /* to bring it to the device, to host memory */
 };
+
+/* It is likely enough to come while a copy that is brought stays where it was brought. */
+static bool is_worth_it(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t tier)
+{
+    uint64_t *stay_ns = &core->foresight.stay_ns[tier];
+    const struct kvt_prefetch_known known = known_of(sequence);
+    if (*stay_ns == 0) return true;
+    if (core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence), *stay_ns) >= WORTH_MIN)
+        return true;
+    *stay_ns += *stay_ns / STAY_GROWTH + 1;
+    return false;
+}
 
 static struct bringing bring_for(struct kvt_core *core, struct kvt_sequence *sequence)
 {
@@ -236,6 +265,8 @@ static struct bringing bring_for(struct kvt_core *core, struct kvt_sequence *seq
     bringing.within_ns = forecast.wait_ns + kvt_planner_fetch_ns(core, sequence);
     bringing.likely = core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence),
                                                   bringing.within_ns);
+    bringing.is_worth[KVT_TIER_DEVICE] = is_worth_it(core, sequence, KVT_TIER_DEVICE);
+    bringing.is_worth[KVT_TIER_HOST] = is_worth_it(core, sequence, KVT_TIER_HOST);
     return bringing;
 }
 
@@ -299,6 +330,7 @@ static enum room make_device_room(const struct bringing *bringing, const struct 
     struct kvt_core *core = bringing->core;
     struct kvt_pool *pool = kvt_core_pool(core, block);
     uint32_t *making = &core->foresight.making[pool - core->pools];
+    if (!bringing->is_worth[KVT_TIER_DEVICE]) return ROOM_NONE;
     if (pool->wanted > 0 || pool->promised > 0) return ROOM_NONE;
     if (pool->free_count > pool->high) return ROOM_THERE;
     if (*making > 0 && pool->free_count > pool->low) {
@@ -322,13 +354,14 @@ static bool is_link_busy(const struct kvt_core *core, uint32_t tier)
     return core->transfers.tier_in_flight[tier] >= LINK_DEPTH;
 }
 
-static enum brought started(struct kvt_core *core, uint32_t index, enum kvt_flow flow, uint8_t bit)
+static enum brought started(struct kvt_core *core, uint32_t index, enum kvt_flow flow, uint32_t bit)
 {
     if (flow == KVT_FLOW_BUSY) return BROUGHT_BUSY;
     if (flow == KVT_FLOW_NO_DEVICE_SLOT || flow == KVT_FLOW_NO_HOST_SLOT) return BROUGHT_NO_ROOM;
     if (flow != KVT_FLOW_STARTED) return BROUGHT_NONE;
     KVT_ASSERT((core->foresight.blocks[index].brought & bit) == 0);
-    core->foresight.blocks[index].brought |= bit;
+    core->foresight.blocks[index].brought |= bit & 3u;
+    core->foresight.blocks[index].brought_at_ms = brief_ms(core->now_ns);
     core->counters.foreseen_blocks++;
     return BROUGHT_ONE;
 }
@@ -347,6 +380,7 @@ static enum brought bring(const struct bringing *bringing, uint32_t index)
     const enum room room = make_device_room(bringing, block);
     if (is_in_host && room != ROOM_THERE) return room == ROOM_COMES ? BROUGHT_BUSY : BROUGHT_NO_ROOM;
     if (!is_in_host && !make_host_room(bringing, block->nvme_length)) return BROUGHT_NO_ROOM;
+    if (room != ROOM_THERE && !bringing->is_worth[KVT_TIER_HOST]) return BROUGHT_NO_ROOM;
     if (room == ROOM_THERE)
         return started(core, index, kvt_flow_fetch(core, index, KVT_PRIORITY_PREFETCH), KVT_BROUGHT_DEVICE);
     return started(core, index, kvt_flow_lift(core, index, KVT_PRIORITY_PREFETCH), KVT_BROUGHT_HOST);
@@ -363,7 +397,11 @@ static enum advance advance(struct kvt_core *core, struct kvt_sequence *sequence
 {
     const struct bringing bringing = bring_for(core, sequence);
     struct kvt_sequence_cursor *cursor = &sequence->near;
-    if (bringing.likely <= 0) return ADVANCE_DONE;
+    const bool is_worth_it_at_all = bringing.is_worth[KVT_TIER_DEVICE] || bringing.is_worth[KVT_TIER_HOST];
+    if (bringing.likely <= 0 || !is_worth_it_at_all) {
+        sequence->has_left = true; /* look again */
+        return ADVANCE_DONE;
+    }
     uint32_t index;
     for (; kvt_planner_block_at(core, sequence, cursor, &index); cursor->index++) {
         if (budget->starts == 0 || budget->blocks == 0) return ADVANCE_BATCH;
@@ -431,7 +469,7 @@ void kvt_foresight_verify(const struct kvt_core *core)
     uint64_t waiting = 0;
     for (uint32_t b = 0; b < core->table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(core, b);
-        const uint8_t brought = core->foresight.blocks[b].brought;
+        const uint32_t brought = core->foresight.blocks[b].brought;
         waiting += (uint32_t)__builtin_popcount(brought);
         KVT_ASSERT(KVT_IMPLIES(brought & KVT_BROUGHT_DEVICE, block->device_slot != KVT_NO_SLOT));
         KVT_ASSERT(KVT_IMPLIES(brought & KVT_BROUGHT_HOST, block->host_slot != KVT_NO_SLOT));

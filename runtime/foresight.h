@@ -9,7 +9,9 @@
  *    within that time. A device copy may go down to host memory for it; host copies are only forgotten, so that nothing is
  *    written to nvme. It never evicts what an active sequence, one that is expected, or one that it knows nothing of
  *    holds.
- * 3. It starts transfers only while no sequence waits for its blocks, what is expected has all been started, and the
+ * 3. What it brought for nothing tells how long such a copy stays. It brings nothing that is not likely enough to be used
+ *    within that time.
+ * 4. It starts transfers only while no sequence waits for its blocks, what is expected has all been started, and the
  *    links have little to do, within prefetch_bytes_max.
  *
  * Thread:  under the runtime's lock.
@@ -34,7 +36,8 @@ struct kvt_sequence;
 
 struct kvt_foresight_block {
     uint32_t holder; /* the idle sequence that alone holds the block, counted from 1; 0: not known, none, or several */
-    uint8_t brought; /* copies that were brought and not used yet: KVT_BROUGHT_ bits */
+    uint32_t brought : 2;        /* copies that were brought and not used yet: KVT_BROUGHT_ bits */
+    uint32_t brought_at_ms : 30; /* the last of them */
 };
 
 struct kvt_foresight {
@@ -43,6 +46,7 @@ struct kvt_foresight {
     struct kvt_foresight_block *blocks; /* by block */
     uint32_t *looks;                    /* a heap of idle sequences, the one to look at first at its top */
     uint32_t look_count;
+    uint64_t stay_ns[2]; /* on the device, in host memory: how long copies stayed that were brought for nothing; 0: none was */
     uint32_t making[KVT_GROUPS_MAX]; /* by pool: slots whose copies were sent down for this, and that were not taken yet */
 };
 

@@ -25,11 +25,11 @@
 #define KVT_SLOT_OFF 0x04u  /* held and off its list */
 #define KVT_SLOT_WARM 0x08u /* off, and release puts it at the warm end, not at the cold one */
 #define KVT_SLOT_LIST_SHIFT 4
-#define KVT_SLOT_LIST_MASK 0x30u
-#define KVT_SLOT_OWN_SHIFT 6 /* two bits for the policy itself; 0 in a new slot */
-#define KVT_SLOT_OWN_MASK 0xc0u
+#define KVT_SLOT_LIST_MASK 0xf0u
+#define KVT_SLOT_OWN_SHIFT 8 /* two bits for the policy itself; 0 in a new slot */
+#define KVT_SLOT_OWN_MASK 0x300u
 
-#define KVT_SLOTS_LISTS_MAX 4u
+#define KVT_SLOTS_LISTS_MAX 16u
 #define KVT_SLOTS_COUNT_MAX ((UINT32_C(1) << 30) - 2) /* twice as many ghosts beside them have numbers, too */
 
 struct kvt_slots {
@@ -47,6 +47,7 @@ KVT_NODISCARD static inline enum kvt_status kvt_slots_init(struct kvt_slots *slo
                                                            uint32_t list_count)
 {
     KVT_ASSERT(slot_count <= KVT_SLOTS_COUNT_MAX);
+    KVT_ASSERT(list_count <= KVT_SLOTS_LISTS_MAX);
     *slots = (struct kvt_slots){ .slot_count = slot_count };
     slots->bits = kvt_table_map(kvt_slots_bytes(slot_count));
     if (!slots->bits) return KVT_NOMEM;

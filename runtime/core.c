@@ -20,8 +20,21 @@ static enum kvt_status init_sequences(struct kvt_core *core)
     for (uint32_t i = 0; i < core->config.sequences_max; i++)
         core->sequences[i].next = i + 1 < core->config.sequences_max ? i + 1 : KVT_NO_SEQUENCE;
     core->sequence_free_head = 0;
-    core->demand = core->expected = (struct kvt_sequence_list){ KVT_NO_SEQUENCE, KVT_NO_SEQUENCE };
+    core->demand = core->expected = core->foreseen = (struct kvt_sequence_list){ KVT_NO_SEQUENCE, KVT_NO_SEQUENCE };
     return KVT_OK;
+}
+
+static size_t hints_bytes(const struct kvt_core *core)
+{
+    return (size_t)core->config.blocks_max * sizeof *core->hints;
+}
+
+static enum kvt_status init_hints(struct kvt_core *core)
+{
+    const struct kvt_core_config *config = &core->config;
+    if (!config->device_policy->hint && !(config->host && config->host_policy->hint)) return KVT_OK;
+    core->hints = kvt_table_map(hints_bytes(core));
+    return core->hints ? KVT_OK : KVT_NOMEM;
 }
 
 static enum kvt_status init_host(struct kvt_core *core)
@@ -65,6 +78,8 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
         KVT_TRY(kvt_pool_init(&core->pools[p], slot_bytes, config->pool_slots[p], config->device_policy, config->seed));
     }
     if (config->admission) KVT_TRY(config->admission->create(config->seed, &core->admission));
+    KVT_TRY(kvt_foresight_init(core));
+    KVT_TRY(init_hints(core));
     return config->host ? init_host(core) : KVT_OK;
 }
 
@@ -73,6 +88,8 @@ void kvt_core_done(struct kvt_core *core)
     if (core->transfers.items) kvt_transfers_done(&core->transfers);
     kvt_free(core->landing);
     if (core->admission) core->config.admission->destroy(core->admission);
+    kvt_foresight_done(core);
+    kvt_table_unmap(core->hints, hints_bytes(core));
     for (uint32_t i = 0; core->sequences && i < core->config.sequences_max; i++) {
         kvt_free(core->sequences[i].tail_tokens);
         for (uint32_t g = 0; g < KVT_GROUPS_MAX; g++) kvt_free(core->sequences[i].groups[g].blocks);
@@ -187,7 +204,7 @@ uint64_t kvt_core_next_timer(const struct kvt_core *core)
     if (core->nvme_retry_ns > core->now_ns) next = kvt_min_u64(next, core->nvme_retry_ns);
     if (core->device_retry_ns > core->now_ns) next = kvt_min_u64(next, core->device_retry_ns);
     /* While a sequence waits for its blocks, prefetch waits for that. */
-    if (core->config.prefetch == KVT_PREFETCH_LOOKAHEAD && core->demand.head == KVT_NO_SEQUENCE)
+    if (kvt_core_looks_ahead(core) && core->demand.head == KVT_NO_SEQUENCE)
         next = kvt_min_u64(next, kvt_planner_next_start_ns(core));
-    return next;
+    return kvt_min_u64(next, kvt_foresight_next_ns(core));
 }

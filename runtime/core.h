@@ -7,6 +7,7 @@
  *     residency.c  claims, holds and copies of single blocks: the only places where they come and go
  *     flow.c       transfers: begin, submit, complete, fail, abandon
  *     planner.c    what to move next: room, fetches, write-back, prefetch
+ *     foresight.c  prefetch for idle sequences of which nobody said when they are used next
  *     sequence.c   lists of blocks: append, fork, idle, resume, finish; sequence_commit.c: commit and seal;
  *     sequence_cut.c: truncate, window lookup.c     the longest prefix that every group has, found and held step.c
  *     steps: who is ready, pins, marks reader.c     windows through which long sequences are read
@@ -30,6 +31,7 @@
 #include "policy/policy.h"
 #include "runtime/base/env.h"
 #include "runtime/block.h"
+#include "runtime/foresight.h"
 #include "runtime/host_pool.h"
 #include "runtime/metrics.h"
 #include "runtime/pool.h"
@@ -63,6 +65,7 @@ struct kvt_core_config {
     bool is_packing; /* stashes are asked for in packed form */
     const struct kvt_policy_ops *device_policy, *host_policy;
     const struct kvt_admission_ops *admission;
+    const struct kvt_prefetcher_ops *prefetcher; /* with KVT_PREFETCH_SESSION; NULL: none */
     uint64_t nvme_bytes_per_day; /* endurance budget; 0: none */
     uint64_t seed;
 
@@ -82,6 +85,12 @@ struct kvt_write_back_entry {
 struct kvt_write_back {
     struct kvt_write_back_entry *entries; /* a ring; power of two */
     uint32_t capacity, head, count;
+};
+
+/* What was last known of a block's use, for policies that ask. Each is one more than it says; 0: not known. */
+struct kvt_block_hint {
+    uint32_t offset, length, turn;
+    uint8_t next; /* enum kvt_policy_next, as it is */
 };
 
 struct kvt_step_state {
@@ -105,6 +114,8 @@ struct kvt_counters {
     uint64_t packed_blocks, raw_blocks, packed_bytes, packed_raw_bytes;
     uint64_t store_raw_bytes;
     uint64_t prefetched_blocks, demand_blocks;
+    /* copies that were brought by foresight; of them those that were used, and those that left or failed before */
+    uint64_t foreseen_blocks, foreseen_used_blocks, foreseen_wasted_blocks;
     uint64_t window_chunks; /* layers of blocks that came through readers' windows */
 };
 
@@ -118,6 +129,7 @@ struct kvt_core {
     struct kvt_tier *nvme; /* config.nvme */
 
     struct kvt_block_table table;
+    struct kvt_block_hint *hints; /* by block; NULL: no policy asks */
     struct kvt_prefix prefix;
     struct kvt_pool pools[KVT_GROUPS_MAX];
     struct kvt_host_pool host;
@@ -131,6 +143,8 @@ struct kvt_core {
     uint32_t sequence_count, sequence_peak;
     struct kvt_sequence_list demand;   /* active, not everything started yet; first come first served */
     struct kvt_sequence_list expected; /* idle or warming, by need_ns */
+    struct kvt_sequence_list foreseen; /* idle: foresight brings them nearer, in this order */
+    struct kvt_foresight foresight;
     struct kvt_step_state steps[KVT_STEPS_MAX];
     struct kvt_reader readers[KVT_READERS_MAX];
 
@@ -183,6 +197,11 @@ void kvt_core_verify(const struct kvt_core *core);
 static inline struct kvt_block *kvt_core_block(const struct kvt_core *core, uint32_t index)
 {
     return &core->table.blocks[index];
+}
+/* What kvt_expect() says is acted on. */
+static inline bool kvt_core_looks_ahead(const struct kvt_core *core)
+{
+    return core->config.prefetch == KVT_PREFETCH_LOOKAHEAD || core->config.prefetch == KVT_PREFETCH_SESSION;
 }
 static inline struct kvt_pool *kvt_core_pool(struct kvt_core *core, const struct kvt_block *block)
 {

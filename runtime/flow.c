@@ -105,7 +105,7 @@ static void submit_host_to_device(struct kvt_core *core, struct kvt_transfer *tr
     transfer->leg_ns = core->now_ns;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    kvt_host_use(core, transfer->source);
     fill_fetch_op(core, transfer);
     submit(core, transfer);
 }
@@ -242,7 +242,7 @@ kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t index, uint32_t ran
     }
     transfer->host_slot = block->host_slot;
     block->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, block->host_slot);
+    kvt_host_use(core, rest->source);
     fill_fetch_op(core, transfer);
     transfer->op.layer_first = transfer->op.layer_target = range * layers / ranges;
     transfer->op.layer_count = (range + 1) * layers / ranges - transfer->op.layer_first;
@@ -251,14 +251,16 @@ kvt_mark kvt_flow_land_range(struct kvt_core *core, uint32_t index, uint32_t ran
     return transfer->op.ret_mark;
 }
 
-enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index)
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     if (kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY) return KVT_FLOW_THERE;
     if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return KVT_FLOW_LOST;
     if (core->transfers.free_head == KVT_NO_TRANSFER) return KVT_FLOW_BUSY;
     if (!kvt_host_reserve(core, index, block->nvme_length)) return KVT_FLOW_NO_HOST_SLOT;
-    submit_nvme_to_host(core, begin(core, KVT_LEG_NVME_TO_HOST, index, index, KVT_PRIORITY_DEMAND));
+    struct kvt_transfer *transfer = begin(core, KVT_LEG_NVME_TO_HOST, index, index, priority);
+    if (transfer->is_prefetch) core->transfers.prefetch_bytes += kvt_block_raw_bytes(core, block, core->block_tokens);
+    submit_nvme_to_host(core, transfer);
     return KVT_FLOW_STARTED;
 }
 
@@ -278,7 +280,7 @@ enum kvt_flow kvt_flow_to_window(struct kvt_core *core, uint32_t index, uint32_t
     transfer->entry = place->entry;
     transfer->host_slot = source->host_slot;
     source->readers[KVT_TIER_HOST]++;
-    core->host.policy_ops->touch(core->host.policy, source->host_slot);
+    kvt_host_use(core, index);
     struct kvt_tier_op *op = &transfer->op;
     op->kind = KVT_OP_FETCH;
     op->slot = window->device_slot;
@@ -505,6 +507,7 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
             submit_host_to_device(core, transfer);
             return true;
         }
+        end_prefetch(core, transfer);
         core->events++;
         kvt_block_settle(core, index);
         return false;

@@ -28,7 +28,7 @@ enum kvt_flow kvt_flow_fetch(struct kvt_core *core, uint32_t index, enum kvt_op_
 uint32_t kvt_flow_fetch_bytes(const struct kvt_core *core, uint32_t index);
 
 /* Brings the block from nvme to host memory alone. */
-enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index);
+enum kvt_flow kvt_flow_lift(struct kvt_core *core, uint32_t index, enum kvt_op_priority priority);
 
 /* Where a reader wants one layer of a block: the window's block, the place in it, and what compute last did there. */
 struct kvt_window_place {

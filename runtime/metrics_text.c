@@ -163,6 +163,11 @@ static void blocks_text(struct text *text, const struct kvt_stats *stats, const 
     family(text, "fetched_blocks", COUNTER, NULL, "Blocks brought to the device, by why.");
     add(text, "kvtier_fetched_blocks_total{why=\"prefetch\"} %" PRIu64 "\n", stats->prefetched_blocks);
     add(text, "kvtier_fetched_blocks_total{why=\"demand\"} %" PRIu64 "\n", stats->demand_blocks);
+    counter(text, "foreseen_blocks", NULL, "Copies of idle sequences' blocks brought nearer before anybody asked.",
+            stats->foreseen_blocks);
+    counter(text, "foreseen_used_blocks", NULL, "Of those, used.", stats->foreseen_used_blocks);
+    counter(text, "foreseen_wasted_blocks", NULL, "Of those, evicted or failed before they were used.",
+            stats->foreseen_wasted_blocks);
     family(text, "stashed_blocks", COUNTER, NULL, "Blocks stashed from the device, by form.");
     add(text, "kvtier_stashed_blocks_total{form=\"packed\"} %" PRIu64 "\n", stats->packed_blocks);
     add(text, "kvtier_stashed_blocks_total{form=\"raw\"} %" PRIu64 "\n", stats->raw_blocks);

@@ -61,8 +61,8 @@ static enum kvt_status check(const struct kvt_config *config, struct refusal ref
         return refuse(refusal, "rank is %u: below world, which is %u", config->rank, config->world);
     if ((uint32_t)config->device > KVT_DEVICE_EMULATED)
         return refuse(refusal, "device is %d: auto, cuda or emulated", (int)config->device);
-    if ((uint32_t)config->prefetch > KVT_PREFETCH_OFF)
-        return refuse(refusal, "prefetch is %d: lookahead, demand or off", (int)config->prefetch);
+    if ((uint32_t)config->prefetch > KVT_PREFETCH_SESSION)
+        return refuse(refusal, "prefetch is %d: lookahead, demand, off or session", (int)config->prefetch);
     char names[512];
     kvt_policy_names(names, sizeof names);
     if (!kvt_policy_find(config->device_policy))
@@ -295,6 +295,7 @@ static void fill_core(struct kvt_options *options)
     core->device_policy = kvt_policy_find(config->device_policy);
     core->host_policy = kvt_policy_find(config->host_policy);
     core->admission = kvt_admission_find(config->admission);
+    if (config->prefetch == KVT_PREFETCH_SESSION) core->prefetcher = kvt_prefetcher_find("session");
     core->nvme_bytes_per_day = config->nvme_bytes_per_day;
 
     /* Blocks on the device, in host memory (packed ones take less than raw ones), and held with a record on nvme alone. */

@@ -5,6 +5,7 @@
 #include "runtime/base/plant.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/foresight.h"
 #include "runtime/layers.h"
 #include "runtime/residency.h"
 
@@ -235,10 +236,9 @@ bool kvt_planner_can_make_room(const struct kvt_core *core)
 
 /* ---- Fetches ----------------------------------------------------------------------------------------------------- */
 
-/* The block at the cursor, KVT_NO_BLOCK where there is none; false past the end. Moves over group ends. */
-static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *ret_block)
+bool kvt_planner_block_at(const struct kvt_core *core, const struct kvt_sequence *sequence,
+                          struct kvt_sequence_cursor *cursor, uint32_t *ret_block)
 {
-    struct kvt_sequence_cursor *cursor = &sequence->fetch;
     while (cursor->group < core->group_count) {
         const struct kvt_sequence_table *table = &sequence->groups[cursor->group];
         const bool is_state = core->groups[cursor->group].kind == KVT_GROUP_STATE;
@@ -251,6 +251,11 @@ static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *se
         *cursor = (struct kvt_sequence_cursor){ .group = cursor->group + 1, .index = 0 };
     }
     return false;
+}
+
+static bool block_at_cursor(const struct kvt_core *core, struct kvt_sequence *sequence, uint32_t *ret_block)
+{
+    return kvt_planner_block_at(core, sequence, &sequence->fetch, ret_block);
 }
 
 enum advance { ADVANCE_DONE, ADVANCE_BLOCKED, ADVANCE_BATCH };
@@ -438,9 +443,10 @@ static void begin_warming(struct kvt_core *core)
     }
 }
 
-static bool start_prefetch(struct kvt_core *core)
+/* *is_busy: what is expected waits for links, or for room. */
+static bool start_prefetch(struct kvt_core *core, bool *is_busy)
 {
-    if (core->config.prefetch != KVT_PREFETCH_LOOKAHEAD || core->expected.head == KVT_NO_SEQUENCE) return false;
+    if (!kvt_core_looks_ahead(core) || core->expected.head == KVT_NO_SEQUENCE) return false;
     begin_warming(core);
     uint32_t budget = BATCH;
     uint32_t seen = 0;
@@ -448,6 +454,7 @@ static bool start_prefetch(struct kvt_core *core)
          s = core->sequences[s].next, seen++) {
         struct kvt_sequence *sequence = &core->sequences[s];
         if (sequence->mode != KVT_SEQUENCE_WARMING) continue;
+        *is_busy = true; /* until all of it was started */
         if (core->transfers.prefetch_bytes >= core->config.prefetch_bytes_max) break;
         if (core->transfers.tier_in_flight[KVT_TIER_DEVICE] >= LINK_DEPTH_PREFETCH) break;
         if (core->transfers.tier_in_flight[KVT_TIER_NVME] >= LINK_DEPTH_PREFETCH) break;
@@ -456,6 +463,7 @@ static bool start_prefetch(struct kvt_core *core)
         const enum advance advance = advance_fetch(core, sequence, KVT_PRIORITY_PREFETCH, &room);
         budget -= room_before - room;
         if (advance == ADVANCE_BLOCKED) break;
+        *is_busy = advance != ADVANCE_DONE;
     }
     return budget < BATCH;
 }
@@ -509,8 +517,10 @@ static bool write_back_to_nvme(struct kvt_core *core)
 bool kvt_planner_start(struct kvt_core *core)
 {
     bool is_started = start_demand(core);
-    if (core->demand.head == KVT_NO_SEQUENCE) is_started = start_prefetch(core) || is_started;
+    bool is_busy = core->demand.head != KVT_NO_SEQUENCE;
+    if (!is_busy) is_started = start_prefetch(core, &is_busy) || is_started;
     if (core->has_host) is_started = write_back_to_host(core) || is_started;
     if (core->has_nvme) is_started = write_back_to_nvme(core) || is_started;
+    if (core->has_host) is_started = kvt_foresight_start(core, is_busy) || is_started;
     return is_started;
 }

@@ -15,6 +15,7 @@
 
 struct kvt_core;
 struct kvt_sequence;
+struct kvt_sequence_cursor;
 
 /* Evicts as far as watermarks and waiting appends ask. True when something moved. */
 bool kvt_planner_make_room(struct kvt_core *core);
@@ -33,6 +34,13 @@ bool kvt_planner_start(struct kvt_core *core);
 
 /* What bringing the whole sequence back is expected to take, as if nothing of it were on the device. */
 uint64_t kvt_planner_fetch_ns(const struct kvt_core *core, const struct kvt_sequence *sequence);
+
+/*
+ * The sequence's block at a place, KVT_NO_BLOCK where there is none; false past the end. Moves the cursor over group
+ * ends.
+ */
+bool kvt_planner_block_at(const struct kvt_core *core, const struct kvt_sequence *sequence,
+                          struct kvt_sequence_cursor *cursor, uint32_t *ret_block);
 
 /* When a prefetch wants to start; UINT64_MAX: never. */
 uint64_t kvt_planner_next_start_ns(const struct kvt_core *core);

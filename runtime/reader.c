@@ -208,10 +208,10 @@ static bool move_layer(struct kvt_core *core, struct kvt_reader *reader, uint64_
 /* True when a record was sent on its way to host memory. */
 static bool lift(struct kvt_core *core, struct kvt_reader_entry *entry)
 {
-    enum kvt_flow flow = kvt_flow_lift(core, entry->block);
+    enum kvt_flow flow = kvt_flow_lift(core, entry->block, KVT_PRIORITY_DEMAND);
     if (flow == KVT_FLOW_NO_HOST_SLOT
         && kvt_planner_make_host_room(core, kvt_core_block(core, entry->block)->nvme_length))
-        flow = kvt_flow_lift(core, entry->block);
+        flow = kvt_flow_lift(core, entry->block, KVT_PRIORITY_DEMAND);
     if (flow == KVT_FLOW_STARTED) entry->is_lifted = true;
     return flow == KVT_FLOW_STARTED;
 }

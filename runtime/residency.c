@@ -46,12 +46,57 @@ void kvt_slot_mark(struct kvt_core *core, const struct kvt_block *block, kvt_mar
     *slot_mark = mark;
 }
 
+/* ---- Hints ------------------------------------------------------------------------------------------------------- */
+
+void kvt_block_note(struct kvt_core *core, uint32_t index, const struct kvt_block_hint *hint)
+{
+    if (core->hints) core->hints[index] = *hint;
+}
+
+static uint32_t known_or_not(uint32_t one_more) { return one_more > 0 ? one_more - 1 : KVT_POLICY_UNKNOWN; }
+
+/* Before the policy inserts, touches or releases the block's slot. */
+static void tell(const struct kvt_core *core, const struct kvt_policy_ops *ops, struct kvt_policy *policy,
+                 const struct kvt_block *block)
+{
+    if (!ops->hint) return;
+    const struct kvt_block_hint *known = &core->hints[block - core->table.blocks];
+    const struct kvt_policy_hint hint = {
+        .offset = known_or_not(known->offset),
+        .length = known_or_not(known->length),
+        .found = KVT_POLICY_UNKNOWN, /* of one tier that is not known; its policy sees each touch */
+        .turn = known_or_not(known->turn),
+        .next = (enum kvt_policy_next)known->next,
+        .now_ms = core->now_ns / 1000000 + 1,
+    };
+    ops->hint(policy, &hint);
+}
+
+static void tell_host(struct kvt_core *core, const struct kvt_block *block)
+{
+    tell(core, core->host.policy_ops, core->host.policy, block);
+}
+
+void kvt_host_use(struct kvt_core *core, uint32_t index)
+{
+    const struct kvt_block *block = kvt_core_block(core, index);
+    tell_host(core, block);
+    core->host.policy_ops->touch(core->host.policy, block->host_slot);
+}
+
+void kvt_host_use_over(struct kvt_core *core, uint32_t index)
+{
+    const bool is_there = core->has_host && kvt_core_block(core, index)->host_slot != KVT_NO_SLOT;
+    if (is_there && core->host.policy_ops->hint) kvt_host_use(core, index);
+}
+
 /* ---- Idle lists -------------------------------------------------------------------------------------------------- */
 
 static void device_know(struct kvt_core *core, struct kvt_block *block)
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     if (kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) return;
+    tell(core, pool->policy_ops, pool->policy, block);
     pool->policy_ops->insert(pool->policy, block->device_slot, block->key.lo);
     kvt_block_set(block, KVT_BLOCK_DEVICE_KNOWN, true);
 }
@@ -74,6 +119,7 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
     if (is_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE)) return;
     if (is_idle) {
         device_know(core, block);
+        tell(core, pool->policy_ops, pool->policy, block);
         pool->policy_ops->release(pool->policy, block->device_slot);
         kvt_pool_released(pool, block->device_slot);
     } else {
@@ -88,6 +134,7 @@ void kvt_host_update_idle(struct kvt_core *core, uint32_t index)
     const bool is_idle = kvt_copy_is_resident(block, KVT_TIER_HOST) && !kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)
         && !kvt_block_has(block, KVT_BLOCK_HOST_PARKED);
     if (is_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE)) return;
+    if (is_idle) tell_host(core, block);
     if (is_idle) core->host.policy_ops->release(core->host.policy, block->host_slot);
     else core->host.policy_ops->hold(core->host.policy, block->host_slot);
     kvt_block_set(block, KVT_BLOCK_HOST_IDLE, is_idle);
@@ -119,6 +166,7 @@ static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum 
     kvt_block_set(block, KVT_BLOCK_DEVICE_PARKED, false);
     block->device_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_DEVICE, event);
+    kvt_foresight_left(core, (uint32_t)(block - core->table.blocks), KVT_TIER_DEVICE);
     core->changes++;
     return slot;
 }
@@ -174,6 +222,7 @@ bool kvt_host_reserve(struct kvt_core *core, uint32_t index, uint32_t bytes)
     if (slot == KVT_NO_SLOT) return false;
     block->host_slot = slot;
     kvt_copy_step(block, KVT_TIER_HOST, KVT_COPY_RESERVE);
+    tell_host(core, block);
     core->host.policy_ops->insert(core->host.policy, slot, block->key.lo);
     return true;
 }
@@ -191,6 +240,7 @@ static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kv
     kvt_block_set(block, KVT_BLOCK_HOST_PARKED, false);
     block->host_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_HOST, event);
+    kvt_foresight_left(core, (uint32_t)(block - core->table.blocks), KVT_TIER_HOST);
     core->changes++;
     return slot;
 }
@@ -348,6 +398,7 @@ void kvt_block_ref(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     block->refs++;
     KVT_ASSERT(block->refs != 0);
+    kvt_foresight_rehold(&core->foresight, index);
     if (block->refs == 1 && kvt_copy_is_resident(block, KVT_TIER_NVME)) nvme_hold(core, index);
 }
 
@@ -356,6 +407,7 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     KVT_ASSERT(block->refs > 0);
     block->refs--;
+    kvt_foresight_rehold(&core->foresight, index);
     if (block->refs > 0) return;
     core->changes++;
     if (kvt_block_has(block, KVT_BLOCK_NVME_HELD)) {
@@ -406,6 +458,7 @@ void kvt_block_settle(struct kvt_core *core, uint32_t index)
     }
     const uint32_t origin = block->origin;
     block->origin = KVT_NO_BLOCK;
+    kvt_block_note(core, index, &(struct kvt_block_hint){ 0 });
     kvt_block_table_give(&core->table, index);
     if (origin != KVT_NO_BLOCK) kvt_block_unref(core, origin);
 }
@@ -415,6 +468,7 @@ void kvt_block_claim(struct kvt_core *core, uint32_t index)
     struct kvt_block *block = kvt_core_block(core, index);
     struct kvt_pool *pool = kvt_core_pool(core, block);
     block->users++;
+    kvt_foresight_claimed(core, index);
     if (block->users == 1) {
         pool->claimed++;
         if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) {
@@ -425,7 +479,9 @@ void kvt_block_claim(struct kvt_core *core, uint32_t index)
         kvt_device_update_idle(core, index);
     }
     /* The claim is the use; holding and releasing alone are none. */
-    if (kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) pool->policy_ops->touch(pool->policy, block->device_slot);
+    if (!kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) return;
+    tell(core, pool->policy_ops, pool->policy, block);
+    pool->policy_ops->touch(pool->policy, block->device_slot);
 }
 
 void kvt_block_unclaim(struct kvt_core *core, uint32_t index, kvt_mark mark)
@@ -448,6 +504,7 @@ uint32_t kvt_block_fresh(struct kvt_core *core, uint32_t group)
     struct kvt_block *block = kvt_core_block(core, index);
     block->refs = 1;
     block->users = 1;
+    kvt_foresight_claimed(core, index);
     kvt_core_pool(core, block)->claimed++;
     const bool is_reserved = kvt_device_reserve(core, index);
     KVT_ASSERT(is_reserved);

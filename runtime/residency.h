@@ -69,6 +69,16 @@ bool kvt_nvme_filled(struct kvt_core *core, uint32_t index);
 void kvt_device_update_idle(struct kvt_core *core, uint32_t index);
 void kvt_host_update_idle(struct kvt_core *core, uint32_t index);
 
+/* What is known of the uses of the block from now on, for policies that ask. */
+void kvt_block_note(struct kvt_core *core, uint32_t index, const struct kvt_block_hint *hint);
+/* A use of the block's host copy. */
+void kvt_host_use(struct kvt_core *core, uint32_t index);
+/*
+ * A use of the block that the device served is over. A host policy that asks for hints is told of it as of a use of the
+ * copy below, since what the block waits for is known now; others order host copies by what host memory served.
+ */
+void kvt_host_use_over(struct kvt_core *core, uint32_t index);
+
 /* Asks the memory for the slot of the block's device copy. */
 void kvt_device_prefetch(const struct kvt_core *core, uint32_t index);
 

@@ -438,6 +438,7 @@ enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq, const str
     if ((unsigned)hint->next > KVT_NEXT_NOBODY) return end_call(runtime, KVT_INVAL);
     sequence->next_use = (uint8_t)hint->next;
     sequence->turn = hint->turn;
+    sequence->is_hint_fresh = true;
     return end_call(runtime, KVT_OK);
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "runtime/core.h"
 #include "runtime/flow.h"
+#include "runtime/foresight.h"
 #include "runtime/layers.h"
 #include "runtime/lookup.h"
 #include "runtime/planner.h"
@@ -45,6 +46,7 @@ kvt_seq kvt_sequence_handle(const struct kvt_core *core, const struct kvt_sequen
 
 static struct kvt_sequence_list *list_of(struct kvt_core *core, uint8_t list)
 {
+    if (list == KVT_LIST_FORESEEN) return &core->foreseen;
     return list == KVT_LIST_DEMAND ? &core->demand : &core->expected;
 }
 
@@ -171,20 +173,21 @@ bool kvt_sequence_claims(const struct kvt_sequence *sequence, uint32_t group, ui
     return group < sequence->fetch.group || (group == sequence->fetch.group && index < sequence->fetch.index);
 }
 
-/* What the pool's policy may want to know of entry i, which is about to be claimed or given up. */
-static void give_hint(const struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i)
+/* What policies may want to know of entry i, which is about to be claimed or given up. */
+static void give_hint(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t group, uint32_t i)
 {
-    const struct kvt_pool *pool = &core->pools[core->config.pool_of_group[group]];
-    if (!pool->policy_ops->hint) return;
-    const struct kvt_policy_hint hint = {
-        .offset = i,
-        .length = sequence->groups[group].count,
-        .found = KVT_POLICY_UNKNOWN, /* of the device alone that is not known; the policy sees each touch */
-        .turn = sequence->turn,
-        .next = (enum kvt_policy_next)sequence->next_use,
-        .now_ms = core->now_ns / 1000000 + 1,
+    const struct kvt_sequence_table *table = &sequence->groups[group];
+    const struct kvt_block_hint hint = {
+        .offset = i + 1, .length = table->count + 1, .turn = sequence->turn + 1, .next = sequence->next_use
     };
-    pool->policy_ops->hint(pool->policy, &hint);
+    kvt_block_note(core, table->blocks[i], &hint);
+}
+
+/* An idle sequence's claim ends; it still holds the block. */
+static void unclaim_idle(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t block)
+{
+    kvt_block_unclaim(core, block, sequence->last_mark);
+    kvt_foresight_unclaimed(core, block, sequence);
 }
 
 static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
@@ -193,7 +196,7 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
         struct kvt_sequence_table *table = &sequence->groups[g];
         if (is_state(core, g)) {
             if (table->live != KVT_NO_BLOCK && kvt_sequence_claims(sequence, g, 0))
-                kvt_block_unclaim(core, table->live, sequence->last_mark);
+                unclaim_idle(core, sequence, table->live);
             continue;
         }
         /* From the tail to the head: the tail is released first, so it is also evicted first. */
@@ -201,7 +204,8 @@ static void unclaim_all(struct kvt_core *core, struct kvt_sequence *sequence)
             prefetch_below(core, table, i);
             if (table->blocks[i] == KVT_NO_BLOCK || !kvt_sequence_claims(sequence, g, i)) continue;
             give_hint(core, sequence, g, i);
-            kvt_block_unclaim(core, table->blocks[i], sequence->last_mark);
+            kvt_host_use_over(core, table->blocks[i]);
+            unclaim_idle(core, sequence, table->blocks[i]);
         }
         table->ready = 0;
     }
@@ -230,6 +234,7 @@ enum kvt_status kvt_sequence_stream(struct kvt_core *core, struct kvt_sequence *
 {
     if (sequence->mode == KVT_SEQUENCE_WARMING) kvt_sequence_revoke(core, sequence);
     if (sequence->mode != KVT_SEQUENCE_IDLE) return KVT_INVAL;
+    kvt_foresight_end(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     sequence->is_streamed = true;
     begin_claims_at_tail(core, sequence);
@@ -264,7 +269,7 @@ static bool retreat(struct kvt_core *core, struct kvt_sequence *sequence)
         struct kvt_sequence_table *table = &sequence->groups[cursor->group];
         const uint32_t block = is_state(core, cursor->group) ? table->live : table->blocks[cursor->index];
         if (block == KVT_NO_BLOCK) continue;
-        kvt_block_unclaim(core, block, sequence->last_mark);
+        unclaim_idle(core, sequence, block);
         return true;
     }
 }
@@ -352,6 +357,7 @@ enum kvt_status kvt_sequence_resume(struct kvt_core *core, struct kvt_sequence *
         return KVT_OK;
     }
     claim_all(core, sequence);
+    kvt_foresight_back(core, sequence);
     sequence->is_hint_late = sequence->list == KVT_LIST_EXPECTED
         && sequence->told_ns + kvt_planner_fetch_ns(core, sequence) > core->now_ns;
     sequence->mode = KVT_SEQUENCE_ACTIVE;
@@ -374,8 +380,10 @@ void kvt_sequence_pop(struct kvt_core *core, struct kvt_sequence *sequence, uint
         prefetch_below(core, table, i);
         const uint32_t block = table->blocks[i];
         if (block == KVT_NO_BLOCK) continue;
+        const bool is_claimed = !is_state(core, group) && kvt_sequence_claims(sequence, group, i);
         give_hint(core, sequence, group, i);
-        kvt_sequence_let_go(core, sequence, block, !is_state(core, group) && kvt_sequence_claims(sequence, group, i));
+        if (is_claimed) kvt_host_use_over(core, block);
+        kvt_sequence_let_go(core, sequence, block, is_claimed);
     }
     table->first = kvt_min_u32(table->first, table->count);
     table->ready = kvt_min_u32(table->ready, table->count);
@@ -411,7 +419,9 @@ enum kvt_status kvt_sequence_idle(struct kvt_core *core, struct kvt_sequence *se
     give_spares_back(core, sequence);
     unclaim_all(core, sequence);
     kvt_sequence_list_remove(core, sequence);
+    const bool was_active = is_active(sequence);
     sequence->mode = KVT_SEQUENCE_IDLE;
+    if (was_active) kvt_foresight_idle(core, sequence);
     return KVT_OK;
 }
 
@@ -433,6 +443,7 @@ void kvt_sequence_finish(struct kvt_core *core, struct kvt_sequence *sequence, b
     kvt_readers_close_of(core, sequence);
     (void)kvt_layers_settle(core, sequence); /* what has not landed by now is not cached */
     if (!is_kept) mark_unkept(core, sequence);
+    kvt_foresight_end(core, sequence);
     kvt_sequence_list_remove(core, sequence);
     give_spares_back(core, sequence);
     for (uint32_t g = 0; g < core->group_count; g++) {

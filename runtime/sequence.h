@@ -78,7 +78,7 @@ struct kvt_sequence {
     uint8_t stall_cause; /* enum kvt_stall_cause */
     uint64_t stalled_ns;
     bool is_hint_late;       /* look-ahead came too late for the links to bring it in time */
-    uint32_t previous, next; /* in core->demand or core->expected */
+    uint32_t previous, next; /* in core->demand, expected or foreseen */
     uint8_t list;            /* enum kvt_sequence_list_id */
     uint64_t lost_from;      /* UINT64_MAX: nothing lost */
     /* What is computed from here on may have read what had not landed (layers.h); UINT64_MAX: nothing is. */
@@ -88,11 +88,21 @@ struct kvt_sequence {
     bool is_unwaited;       /* its step did not wait for a layer that was on its way */
     bool is_whole;          /* brought whole until it is ready: all at once did not fit */
     uint8_t landing_tries;
-    uint32_t turn;                    /* as kvt_seq_hint told; UINT32_MAX: unknown */
-    uint8_t next_use;                 /* enum kvt_next */
+    uint32_t turn;      /* as kvt_seq_hint told; UINT32_MAX: unknown */
+    uint8_t next_use;   /* enum kvt_next */
+    bool is_hint_fresh; /* told since it was resumed last */
+    /* For foresight.h, while it is idle and followed: since when (0: it is not), and what was told for this pause. */
+    uint64_t idle_ns;
+    uint32_t idle_turn;
+    uint8_t idle_next;
+    bool has_left;                   /* some block of it may not be on the device */
+    bool is_coming;                  /* some block of it was brought to host memory in this look */
+    uint32_t look_place;             /* in the heap of looks, counted from 1; 0: it is not there */
+    uint64_t look_ns;                /* when it is looked at next */
+    struct kvt_sequence_cursor near; /* what lies before it was looked at */
 };
 
-enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED };
+enum kvt_sequence_list_id { KVT_LIST_NONE, KVT_LIST_DEMAND, KVT_LIST_EXPECTED, KVT_LIST_FORESEEN };
 
 /* ---- sequence.c ---- */
 

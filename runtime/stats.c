@@ -135,6 +135,9 @@ void kvt_runtime_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     ret_stats->prefetched_blocks = counters->prefetched_blocks;
     ret_stats->demand_blocks = counters->demand_blocks;
     ret_stats->window_chunks = counters->window_chunks;
+    ret_stats->foreseen_blocks = counters->foreseen_blocks;
+    ret_stats->foreseen_used_blocks = counters->foreseen_used_blocks;
+    ret_stats->foreseen_wasted_blocks = counters->foreseen_wasted_blocks;
 }
 
 void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)

@@ -21,7 +21,7 @@ static bool is_state(const struct kvt_core *core, uint32_t group)
 
 void kvt_core_expect(struct kvt_core *core, const kvt_seq *seqs, const uint32_t *steps, uint32_t n)
 {
-    if (core->config.prefetch != KVT_PREFETCH_LOOKAHEAD) return;
+    if (!kvt_core_looks_ahead(core)) return;
     for (uint32_t i = 0; i < n; i++) {
         struct kvt_sequence *sequence = kvt_sequence_of(core, seqs[i]);
         if (!sequence || sequence->mode == KVT_SEQUENCE_ACTIVE || sequence->is_streamed) continue;

@@ -213,5 +213,6 @@ void kvt_core_verify(const struct kvt_core *core)
     KVT_ASSERT(stored == core->nvme_blocks);
     for (uint32_t p = 0; p < core->config.pool_count; p++) check_pool(core, p);
     if (core->has_host) check_host(core);
+    kvt_foresight_verify(core);
     kvt_free(memory);
 }

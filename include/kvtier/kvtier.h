@@ -52,7 +52,14 @@ typedef uint64_t kvt_step;
 typedef void *kvt_stream;
 
 enum kvt_device_kind { KVT_DEVICE_AUTO, KVT_DEVICE_CUDA, KVT_DEVICE_EMULATED };
-enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OFF };
+/*
+ * When blocks of idle sequences are fetched.
+ * LOOKAHEAD: as kvt_expect() says. DEMAND: when the sequence is resumed. OFF: when a step asks for it.
+ * SESSION: as with LOOKAHEAD; and idle sequences of which nothing was said are brought nearer before they are likely to
+ * come back, as is learned from those that came back (kvt_seq_hint helps): into room that is free, or held by something
+ * less likely to be used soon, while links are idle.
+ */
+enum kvt_prefetch { KVT_PREFETCH_LOOKAHEAD, KVT_PREFETCH_DEMAND, KVT_PREFETCH_OFF, KVT_PREFETCH_SESSION };
 
 /*
  * Where the blocks of one layer group lie, when the engine owns the device memory: a segment for each (layer, plane) in layer
@@ -243,8 +250,8 @@ struct kvt_seq_hint {
 };
 
 /*
- * What is known of the sequence beside its tokens, for eviction policies of the device tier that ask. Told before
- * kvt_seq_idle or kvt_seq_finish, it orders what they release. It replaces what was told before; a fork inherits it. A
+ * What is known of the sequence beside its tokens, for eviction policies that ask and for KVT_PREFETCH_SESSION. Told
+ * before kvt_seq_idle or kvt_seq_finish, it orders what they release, and says what the pause is like. It replaces what was told before; a fork inherits it. A
  * guess that is wrong costs hits, never bytes. INVAL: stale sequence, or no such `next`.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_hint(struct kvt_runtime *runtime, kvt_seq seq,
@@ -465,6 +472,8 @@ struct kvt_stats {
     uint64_t bookkeeping_bytes;                /* the core's tables, touched or not */
     uint64_t prefetched_blocks, demand_blocks; /* fetches to the device by reason */
     uint64_t window_chunks;                    /* layers of blocks that came through readers' windows */
+    /* KVT_PREFETCH_SESSION: copies brought nearer; of them those that were used, and those that left again unused */
+    uint64_t foreseen_blocks, foreseen_used_blocks, foreseen_wasted_blocks;
 };
 
 KVT_API void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);

@@ -520,6 +520,47 @@ static void host_memory_may_have_a_policy_of_its_own(void **state)
     assert_int_not_equal(reused[1], reused[0]);
 }
 
+static double stalled(struct json_object *result)
+{
+    struct json_object *steps, *seconds;
+    assert_true(json_object_object_get_ex(result, "steps", &steps));
+    assert_true(json_object_object_get_ex(steps, "stall_seconds", &seconds));
+    return json_object_get_double(seconds);
+}
+
+/*
+ * Goal: sessions that nobody announces are foreseen where the device has room for them, and stalls are shorter for it;
+ * where all is told, nothing is foreseen and nothing changes.
+ */
+static void session_prefetch_knows_what_look_ahead_is_not_told(void **state)
+{
+    (void)state;
+#define CHATS                                                                                                     \
+    "--workload chat --requests 240 --context-tokens 1024 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16"     \
+    " --hbm 8MiB --host 32MiB --nvme x:64MiB --link-hbm 0.02 --link-nvme 0.01 --step-ms 2 --arrival trace --json" \
+    " --prefetch lookahead,session --expect "
+    sim(CHATS "arrived");
+    struct json_object *arrived = report();
+    struct json_object *lookahead = result_at(arrived, 0), *session = result_at(arrived, 1);
+    assert_string_equal(text(session, "prefetch"), "session");
+    assert_int_equal(inner(lookahead, "transfers", "foreseen_blocks"), 0);
+    const int64_t used = inner(session, "transfers", "foreseen_used_blocks");
+    const int64_t wasted = inner(session, "transfers", "foreseen_wasted_blocks");
+    assert_true(used > wasted);
+    assert_true(used + wasted <= inner(session, "transfers", "foreseen_blocks"));
+    assert_true(stalled(session) < 0.8 * stalled(lookahead));
+    assert_int_equal(inner(session, "tokens", "reused"), inner(lookahead, "tokens", "reused"));
+    sim(CHATS "all");
+    struct json_object *all = report();
+    assert_int_equal(inner(result_at(all, 1), "transfers", "foreseen_blocks"), 0);
+    assert_true(stalled(result_at(all, 1)) == stalled(result_at(all, 0)));
+    (void)json_object_put(arrived);
+    (void)json_object_put(all);
+    sim("--workload chat --hbm 8MiB --prefetch lookahead,xyz");
+    assert_int_equal(outcome.exit_status, 2);
+    assert_non_null(strstr(outcome.err, "--prefetch is 'xyz': one of lookahead, demand, off, session"));
+}
+
 /*
  * Goal: the same command line gives the same figures, and a slower link or smaller tiers never stall less than the
  * bound.
@@ -587,6 +628,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),
         cmocka_unit_test_setup_teardown(commas_make_a_grid_in_virtual_time, enter, leave),
+        cmocka_unit_test_setup_teardown(session_prefetch_knows_what_look_ahead_is_not_told, enter, leave),
         cmocka_unit_test_setup_teardown(host_memory_may_have_a_policy_of_its_own, enter, leave),
         cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),

@@ -229,6 +229,11 @@ static void call_idle(struct sim *sim)
     const uint32_t i = pick(sim);
     if (i == UINT32_MAX) return;
     const bool was_in_step = is_in_step(sim, i);
+    if (sim->plan.is_hinting && sim->plan.prefetch == KVT_PREFETCH_SESSION) {
+        const struct kvt_seq_hint hint = { .next = (enum kvt_next)sim_below(sim, 4), .turn = sim_below(sim, 6) };
+        const enum kvt_status told = kvt_seq_hint(sim->runtime, sim->sequences[i].handle, &hint);
+        SIM_CHECK(sim, told == KVT_OK, "status %d", (int)told);
+    }
     const enum kvt_status status = kvt_seq_idle(sim->runtime, sim->sequences[i].handle);
     sim_say(sim, "idle %u: status %d", i, (int)status);
     SIM_CHECK(sim, status == (was_in_step ? KVT_INVAL : KVT_OK), "status %d", (int)status);

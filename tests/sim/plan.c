@@ -190,6 +190,16 @@ static void choose_more(struct kvt_rng *rng, struct sim_plan *plan, uint32_t wit
     }
 }
 
+/* Drawn after all else, for the same reason. */
+static void choose_session_knowledge(struct kvt_rng *rng, struct sim_plan *plan)
+{
+    static const char *const policies[] = { "length-aware", "workload-aware" };
+    if (below(rng, 4) == 0) plan->prefetch = KVT_PREFETCH_SESSION;
+    if (!plan->is_hinting || below(rng, 2) == 0) return;
+    plan->device_policy = policies[below(rng, 2)];
+    if (below(rng, 3) > 0) plan->host_policy = policies[below(rng, 2)];
+}
+
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
 {
     struct kvt_rng rng = { kvt_mix64(seed + 0x51a1) };
@@ -199,6 +209,7 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
     choose_policies(&rng, &plan);
     choose_faults(&rng, &plan, without);
     choose_more(&rng, &plan, without);
+    choose_session_knowledge(&rng, &plan);
     return plan;
 }
 
@@ -228,7 +239,7 @@ bool sim_plan_is_lying(const struct sim_plan *plan)
 void sim_plan_print(const struct sim_plan *plan)
 {
     static const char *const kinds[] = { "full", "window", "state" };
-    static const char *const prefetches[] = { "lookahead", "demand", "off" };
+    static const char *const prefetches[] = { "lookahead", "demand", "off", "session" };
     (void)printf("seed %llu, %u ticks: blocks of %u tokens;", (unsigned long long)plan->seed, plan->ticks,
                  plan->shape.block_tokens);
     for (uint32_t g = 0; g < plan->shape.group_count; g++) {

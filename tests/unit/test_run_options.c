@@ -68,7 +68,8 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --nvme /tmp/x:12", "--nvme" },
         { "--workload chat --nvme /tmp/x:0GiB", "--nvme" },
         { "--workload chat --device abacus", "--device" },
-        { "--workload chat --prefetch maybe", "--prefetch" },
+        { "--workload chat --prefetch xyz", "--prefetch is 'xyz': one of lookahead, demand, off, session" },
+        { "--workload chat --expect some", "--expect is 'some': one of all, arrived" },
         { "--workload chat --arrival late", "--arrival" },
         { "--workload chat --arrival trace --speed 0", "--speed" },
         { "--workload chat --speed 2", "--speed" },
@@ -114,6 +115,7 @@ static void a_workload_alone_is_enough(void **state)
     assert_string_equal(options.nvme_path, "");
     assert_int_equal(options.arrival, KVT_ARRIVAL_ASAP);
     assert_int_equal(options.prefetch, KVT_PREFETCH_LOOKAHEAD);
+    assert_false(options.is_expecting_arrived);
     assert_int_equal(options.verify, KVT_VERIFY_FULL);
     assert_int_equal(options.read, KVT_READ_LINE);
     assert_int_equal(options.batch, 16);
@@ -157,6 +159,11 @@ static void every_option_reaches_its_field(void **state)
     assert_int_equal(options.read, KVT_READ_FULL);
     assert_int_equal(options.link_hbm_bytes_per_s, 2500000000u);
     assert_int_equal(options.link_nvme_bytes_per_s, 500000000u);
+
+    assert_int_equal(parse("--workload chat --prefetch session --expect arrived", &options, line), KVT_EXIT_OK);
+    assert_int_equal(options.prefetch, KVT_PREFETCH_SESSION);
+    assert_int_equal(kvt_run_options_config(&options).prefetch, KVT_PREFETCH_SESSION);
+    assert_true(options.is_expecting_arrived);
 
     assert_int_equal(parse("--workload chat --step-ms 2.5 --batch 3 --prefill-chunk 77 --think-ms 40 --seed 9 --json",
                            &options, line),

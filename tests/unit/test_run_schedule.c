@@ -449,6 +449,25 @@ static void lookahead_tells_what_is_due(void **state)
     }
 }
 
+/* Goal: what only a replay can know, when idle sessions come back, is kept from the runtime when that is asked for. */
+static void an_engine_does_not_know_who_has_not_arrived(void **state)
+{
+    (void)state;
+    for (int is_arrived_only = 0; is_arrived_only <= 1; is_arrived_only++) {
+        struct world world = world_of("chat", 8);
+        world.what.think_ns = 20000000;
+        world.how.has_pauses = true;
+        world.how.is_lookahead = true;
+        world.how.is_arrived_only = is_arrived_only == 1;
+        world_run(&world);
+        assert_all_done(&world);
+        /* The batch is never full: whoever arrives goes on at once, so that all that could be said is of the future. */
+        if (is_arrived_only) assert_int_equal(world.seen.expects, 0);
+        else assert_true(world.seen.expects > 0);
+        world_done(&world);
+    }
+}
+
 /* Goal: the batch limit and the prefill budget hold. */
 static void the_batch_limit_holds(void **state)
 {
@@ -540,6 +559,7 @@ int main(void)
         cmocka_unit_test(patience_ends_and_the_ready_ones_go_on),
         cmocka_unit_test(an_interrupt_ends_the_run_with_what_was_done),
         cmocka_unit_test(lookahead_tells_what_is_due),
+        cmocka_unit_test(an_engine_does_not_know_who_has_not_arrived),
         cmocka_unit_test(the_batch_limit_holds),
         cmocka_unit_test(a_turn_is_cut_to_what_it_shares),
         cmocka_unit_test(recomputing_is_counted_up_to_what_was_held),

@@ -38,6 +38,7 @@ enum option_key {
     OPTION_HOST_POLICY,
     OPTION_ADMISSION,
     OPTION_PREFETCH,
+    OPTION_EXPECT,
     OPTION_ARRIVAL,
     OPTION_SPEED,
     OPTION_VERIFY,
@@ -109,7 +110,12 @@ static const struct argp_option option_table[] = {
       3 },
     { "prefetch", OPTION_PREFETCH, "HOW", 0,
       "blocks are fetched ahead of need (lookahead, default), when a "
-      "sequence is resumed (demand), or when a step asks for it (off)",
+      "sequence is resumed (demand), or when a step asks for it (off); session: as lookahead, and for idle sessions "
+      "before they are likely to come back, as is learned from those that came back",
+      3 },
+    { "expect", OPTION_EXPECT, "WHOM", 0,
+      "whom look-ahead knows of: all, also when each idle session comes back, which only a replay can know "
+      "(default), or those that have arrived, as a serving engine does (arrived)",
       3 },
     { "batch", OPTION_BATCH, "N", 0, "sequences in a step (default 16)", 3 },
     { "prefill-chunk", OPTION_PREFILL, "N", 0, "prompt tokens in a step (default 2048)", 3 },
@@ -222,7 +228,8 @@ static error_t read_key(const struct argp_state *state, const char *value, struc
 static error_t read_word(int key, const char *value, const struct argp_state *state, struct kvt_run_options *options)
 {
     static const char *const devices[] = { "auto", "cuda", "emulated", NULL };
-    static const char *const prefetches[] = { "lookahead", "demand", "off", NULL };
+    static const char *const prefetches[] = { "lookahead", "demand", "off", "session", NULL };
+    static const char *const expects[] = { "all", "arrived", NULL };
     static const char *const arrivals[] = { "sequential", "trace", "asap", NULL };
     static const char *const verifies[] = { "full", "sample", "off", NULL };
     static const char *const reads[] = { "line", "full", NULL };
@@ -234,8 +241,12 @@ static error_t read_word(int key, const char *value, const struct argp_state *st
         options->device = (enum kvt_device_kind)i;
         break;
     case OPTION_PREFETCH:
-        error = read_name(state, "--prefetch", value, prefetches, "one of lookahead, demand, off", &i);
+        error = read_name(state, "--prefetch", value, prefetches, "one of lookahead, demand, off, session", &i);
         options->prefetch = (enum kvt_prefetch)i;
+        break;
+    case OPTION_EXPECT:
+        error = read_name(state, "--expect", value, expects, "one of all, arrived", &i);
+        options->is_expecting_arrived = i == 1;
         break;
     case OPTION_ARRIVAL:
         error = read_name(state, "--arrival", value, arrivals, "one of sequential, trace, asap", &i);

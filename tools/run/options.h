@@ -32,6 +32,7 @@ struct kvt_run_options {
     const char *host_policy; /* NULL: as policy */
     const char *admission;   /* NULL: the default */
     enum kvt_prefetch prefetch;
+    bool is_expecting_arrived; /* look-ahead is told of what has arrived only */
     enum kvt_arrival arrival;
     double speed;
     enum kvt_verify verify;

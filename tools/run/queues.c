@@ -183,7 +183,7 @@ void kvt_schedule_expect(struct kvt_schedule *s, uint64_t now_ns)
         const struct kvt_conversation *c = s->queued.at[(s->queue_first + i) % s->conversations.count];
         n = expect_one(s, n, c, room + s->parked.count + i);
     }
-    for (uint32_t i = 0; i < s->idle.count; i++) {
+    for (uint32_t i = 0; i < s->idle.count && !s->options->is_arrived_only; i++) {
         const struct kvt_conversation *c = s->idle.at[i];
         if (s->options->arrival == KVT_ARRIVAL_SEQUENTIAL) {
             const bool is_next = s->next_request < s->conversations.workload->request_count

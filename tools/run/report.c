@@ -228,6 +228,9 @@ static void put_transfers(struct json_object *root, const struct kvt_report *rep
     put(object, "copies", stats->copies);
     put(object, "prefetched_blocks", stats->prefetched_blocks);
     put(object, "demand_blocks", stats->demand_blocks);
+    put(object, "foreseen_blocks", stats->foreseen_blocks);
+    put(object, "foreseen_used_blocks", stats->foreseen_used_blocks);
+    put(object, "foreseen_wasted_blocks", stats->foreseen_wasted_blocks);
     put(object, "failures", stats->failures);
     put(object, "abandoned", stats->abandoned);
     put(object, "quarantined", stats->quarantined);

@@ -75,6 +75,7 @@ struct kvt_schedule_options {
     uint64_t prefill_chunk; /* prompt tokens in a step, at least 1 */
     uint64_t step_ns;       /* expected until it is measured; 0: unknown */
     bool is_lookahead;      /* tell the runtime which idle sequences are due */
+    bool is_arrived_only;   /* and of those only the ones that have arrived */
     /* a step waits so long for all of its sequences, then goes on with those that are ready; 0: 5 s */
     uint64_t patience_ns;
     uint64_t give_up_ns; /* room that does not come for so long is made by giving up an idle sequence; 0: 1 s */

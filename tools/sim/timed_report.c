@@ -10,7 +10,7 @@
 #include "tools/text.h"
 
 static const char *const tier_names[KVT_TIERS] = { "device", "host", "nvme" };
-static const char *const prefetch_names[] = { "lookahead", "demand", "off" };
+static const char *const prefetch_names[] = { "lookahead", "demand", "off", "session" };
 
 static const char *policy_of(const struct kvt_timed_job *job)
 {
@@ -128,6 +128,9 @@ static struct json_object *result_of(const struct kvt_timed_job *job)
     put(transfers, "copies", outcome->stats.copies);
     put(transfers, "prefetched_blocks", outcome->stats.prefetched_blocks);
     put(transfers, "demand_blocks", outcome->stats.demand_blocks);
+    put(transfers, "foreseen_blocks", outcome->stats.foreseen_blocks);
+    put(transfers, "foreseen_used_blocks", outcome->stats.foreseen_used_blocks);
+    put(transfers, "foreseen_wasted_blocks", outcome->stats.foreseen_wasted_blocks);
     (void)json_object_object_add(object, "transfers", transfers);
     put(object, "written_bytes", outcome->stats.store_written_bytes);
     put_double(object, "write_amplification", outcome->stats.store_write_amplification);

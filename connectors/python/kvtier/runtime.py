@@ -18,7 +18,7 @@ _ERROR_BYTES = 512
 _TIERS = ("device", "host", "nvme")
 _KINDS = ("full", "window", "state")
 _DEVICES = ("auto", "cuda", "emulated")
-_PREFETCHES = ("lookahead", "demand", "off")
+_PREFETCHES = ("lookahead", "demand", "off", "session")
 
 # What makes these calls INVAL, for the message.
 _RULES = {

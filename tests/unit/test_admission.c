@@ -15,7 +15,7 @@ static struct kvt_admission *open_admission(const char *name, uint64_t seed)
 {
     struct kvt_admission *admission = NULL;
     assert_non_null(kvt_admission_find(name));
-    assert_int_equal(kvt_admission_find(name)->create(seed, &admission), KVT_OK);
+    assert_int_equal(kvt_admission_find(name)->create(1 << 20, seed, &admission), KVT_OK);
     return admission;
 }
 
@@ -97,7 +97,7 @@ static void create_leaves_nothing_behind_when_memory_ends(void **state)
         uint32_t failures = 0;
         for (;;) {
             kvt_alloc_fail_at(failures + 1);
-            if (kvt_admission_at(i)->create(1, &admission) == KVT_OK) break;
+            if (kvt_admission_at(i)->create(1 << 20, 1, &admission) == KVT_OK) break;
             assert_null(admission);
             assert_int_equal(kvt_table_bytes(), bytes_before);
             failures++;

@@ -6,9 +6,11 @@
  * tier; of each lot the second shadow's hits less the first's are added up, and their squares, both fading over 64
  * lots. When the sum is three times the root of the squares, it is more than chance: first sights are refused from then
  * on, and the tier's own hits less the first shadow's are kept as an account. All is written again when the second
- * shadow is behind, or the account is: below zero by a fiftieth of the tier, or below its best by a third and what
- * chance explains. An attempt that ends in debt makes the next one harder. So nothing is tried to learn, and where
- * nothing is to be gained it is `all`, write by write. What a live sequence holds, or was used twice, is always written.
+ * shadow is behind by two and a half times, or the account is: in debt by a tenth of the tier's blocks or two
+ * thousandths of all uses, or below its best by three tenths of the tier and what chance explains. An attempt that ends
+ * in debt makes the next one harder; and as a wrong one costs hits in proportion to the tier, none is made before there
+ * were six times as many uses. So nothing is tried to learn, and where nothing is to be gained it is `all`, write by
+ * write. What a live sequence holds, or was used twice, is always written.
  *
  * Source: ours; the memory is second-sight's (Maggs, Sitaraman, SIGCOMM CCR 45(3), 2015); shadows that say which of two
  * rules to follow are set dueling's (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA
@@ -31,10 +33,12 @@
 #define LOTS_KEPT 64.0    /* the sums fade over so many */
 #define GO_DEVIATIONS 3.0 /* ahead by so many: refuse */
 #define GO_MORE_A_FAILURE 1.5
+#define GO_USES_A_BLOCK 6u  /* of the tier, at least */
 #define AHEAD_MIN 0.001     /* of the uses kept */
-#define BACK_DEVIATIONS 0.5 /* behind by so many: write all */
-#define DEBT_MAX 0.02       /* of the tier's blocks, in hits */
-#define FALL_MAX 0.3        /* likewise, below the best, and */
+#define BACK_DEVIATIONS 2.5 /* behind by so many: write all */
+#define DEBT_MAX 0.1        /* of the tier's blocks, in hits, or */
+#define DEBT_MAX_USES 0.002 /* of all uses */
+#define FALL_MAX 0.3        /* of the tier's blocks, below the best, and */
 #define FALL_DEVIATIONS 2.0
 
 enum { ALL, SIGHT }; /* sides of the shadow */
@@ -51,6 +55,7 @@ struct kvt_admission {
     struct kvt_shadow shadow;
     uint32_t block_bytes; /* of the last block that was asked about */
     struct lot lot;
+    uint64_t all_uses;
     double uses, ahead, ahead_squared; /* of the lots before, fading */
     bool is_refusing;
     uint32_t failures;
@@ -100,17 +105,19 @@ static bool is_above(const struct kvt_admission *adaptive, double sum, double de
     return sum > 0 && sum * sum > deviations * deviations * adaptive->ahead_squared;
 }
 
-static bool is_worth_it(const struct kvt_admission *adaptive)
+static bool is_worth_it(const struct kvt_admission *adaptive, uint32_t slots)
 {
     const double deviations = GO_DEVIATIONS + adaptive->failures * GO_MORE_A_FAILURE;
+    if (adaptive->all_uses < (uint64_t)GO_USES_A_BLOCK * slots) return false;
     return is_above(adaptive, adaptive->ahead, deviations) && adaptive->ahead > AHEAD_MIN * adaptive->uses;
 }
 
 static bool is_over(const struct kvt_admission *adaptive, double slots)
 {
+    const double debt = -(double)adaptive->account;
     const double fall = (double)(adaptive->account_best - adaptive->account) - FALL_MAX * slots;
-    return is_above(adaptive, -adaptive->ahead, BACK_DEVIATIONS) || (double)adaptive->account < -DEBT_MAX * slots
-        || is_above(adaptive, fall, FALL_DEVIATIONS);
+    if (debt > DEBT_MAX * slots || debt > DEBT_MAX_USES * (double)adaptive->all_uses) return true;
+    return is_above(adaptive, -adaptive->ahead, BACK_DEVIATIONS) || is_above(adaptive, fall, FALL_DEVIATIONS);
 }
 
 static void end_lot(struct kvt_admission *adaptive, uint32_t slots)
@@ -122,7 +129,7 @@ static void end_lot(struct kvt_admission *adaptive, uint32_t slots)
     adaptive->ahead = adaptive->ahead * kept + lot.ahead;
     adaptive->ahead_squared = adaptive->ahead_squared * kept + (double)lot.ahead * lot.ahead;
     if (!adaptive->is_refusing) {
-        adaptive->is_refusing = is_worth_it(adaptive);
+        adaptive->is_refusing = is_worth_it(adaptive, slots);
         adaptive->account = adaptive->account_best = 0;
         return;
     }
@@ -140,6 +147,7 @@ static void see(struct kvt_admission *adaptive, uint64_t mixed, bool was_seen, b
     struct kvt_shadow *shadow = &adaptive->shadow;
     const uint64_t key = kvt_mix64(mixed); /* of other bits than the memory's */
     if (!kvt_shadow_has_sampled(shadow, key, adaptive->block_bytes)) return;
+    adaptive->all_uses++;
     const bool is_counted = shadow->sides[ALL].is_full;
     const bool is_second_admitting = was_seen || !shadow->sides[SIGHT].is_full;
     const uint32_t admitting = 1u << ALL | (uint32_t)is_second_admitting << SIGHT;

@@ -122,9 +122,12 @@ struct kvt_admission;
 struct kvt_admission_ops {
     const char *name;
     const char *summary;
-    enum kvt_status (*create)(uint64_t seed, struct kvt_admission **ret_admission);
+    /* NOMEM. tier_bytes: what nvme can hold; 0: not known. */
+    enum kvt_status (*create)(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission);
     void (*destroy)(struct kvt_admission *admission);
     bool (*admits)(struct kvt_admission *admission, const struct kvt_admission_question *question);
+    /* A block is used that was found in nvme. NULL: the policy is not told. */
+    void (*used)(struct kvt_admission *admission, uint64_t key_hash);
 };
 
 const struct kvt_admission_ops *kvt_admission_find(const char *name);

@@ -749,50 +749,6 @@ static void lirs_duel_is_never_half_a_point_below_lru_on_generated_workloads(voi
     }
 }
 
-static struct kvt_count_result admitted(const struct kvt_accesses *accesses, const char *admission, uint32_t capacity)
-{
-    const struct kvt_count_job job = { .accesses = accesses,
-                                       .policy = kvt_policy_find("lru"),
-                                       .admission = kvt_admission_find(admission),
-                                       .mode = KVT_COUNT_PREFIX,
-                                       .capacities = { capacity },
-                                       .tier_count = 1,
-                                       .repeat = 1 };
-    struct kvt_count_result result;
-    assert_non_null(job.admission);
-    assert_int_equal(kvt_count(&job, &result), KVT_OK);
-    return result;
-}
-
-/*
- * Goal: adaptive admission never has more than a point less hits than writing all, and what it writes between the two
- *       plain
- * policies it earns: within a tenth of a point it is on or above the line between them.
- */
-static void adaptive_admission_is_no_worse_than_a_mixture(void **state)
-{
-    (void)state;
-    static const char *const traces[] = { CONVERSATION, SYNTHETIC, AGENT };
-    static const uint32_t capacities[] = { 1000, 3000, 5859, 10000, 30000 };
-    for (uint32_t t = 0; t < KVT_ARRAY_COUNT(traces); t++) {
-        struct kvt_accesses accesses;
-        if (!load(traces[t], &accesses)) skip();
-        const double point = accesses.access_count / 100.0;
-        for (uint32_t c = 0; c < KVT_ARRAY_COUNT(capacities); c++) {
-            const struct kvt_count_result all = admitted(&accesses, "all", capacities[c]);
-            const struct kvt_count_result sight = admitted(&accesses, "second-sight", capacities[c]);
-            const struct kvt_count_result ours = admitted(&accesses, "adaptive", capacities[c]);
-            const double share = ((double)ours.writes - (double)sight.writes)
-                / ((double)all.writes - (double)sight.writes);
-            const double line = (double)sight.hits + share * ((double)all.hits - (double)sight.hits);
-            assert_true((double)ours.hits >= (double)all.hits - point);
-            assert_true((double)ours.hits >= line);
-            assert_true(ours.writes <= all.writes);
-        }
-        kvt_accesses_done(&accesses);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -814,7 +770,6 @@ int main(void)
         cmocka_unit_test(flat_counts_on_the_conversation_trace_equal_the_reference),
         cmocka_unit_test(known_counts_of_the_traces_hold),
         cmocka_unit_test(hits_of_lru_and_lfu_grow_with_the_pool),
-        cmocka_unit_test(adaptive_admission_is_no_worse_than_a_mixture),
         cmocka_unit_test(lirs_duel_gains_where_lru_loses_and_loses_nowhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,8 @@ struct counter {
     const struct kvt_count_job *job;
     struct pool pools[KVT_COUNT_TIERS_MAX];
     struct kvt_admission *admission;
-    bool *is_hit; /* [access_count], of the round under way; NULL: it is not replayed */
+    bool is_used_told; /* the admission policy wants to know of hits */
+    bool *is_hit;      /* [access_count], of the round under way; NULL: it is not replayed */
     struct kvt_count_result result;
 };
 
@@ -120,6 +121,7 @@ static inline void access_one(struct counter *counter, uint32_t block)
     struct pool *pool = &counter->pools[0];
     if (pool_has(pool, block)) {
         pool_touch(pool, block);
+        if (counter->is_used_told) counter->job->admission->used(counter->admission, kvt_mix64(block));
         return;
     }
     if (!is_admitted(counter, block)) return;
@@ -432,7 +434,9 @@ static enum kvt_status count_with_policy(const struct kvt_count_job *job, struct
     enum kvt_status status = KVT_OK;
     for (uint32_t t = 0; t < job->tier_count && status == KVT_OK; t++)
         status = pool_init(&counter.pools[t], job, job->capacities[t]);
-    if (status == KVT_OK && job->admission) status = job->admission->create(job->seed, &counter.admission);
+    if (status == KVT_OK && job->admission)
+        status = job->admission->create(job->capacities[0], job->seed, &counter.admission);
+    counter.is_used_told = counter.admission && job->admission->used;
     if (status == KVT_OK && is_replayed(job)) {
         counter.is_hit = kvt_table_map((uint64_t)job->accesses->access_count + 1);
         if (!counter.is_hit) status = KVT_NOMEM;

@@ -102,8 +102,9 @@ static void record_lost(struct kvt_core *core, const struct kvt_name *name)
     }
     if (index == KVT_NO_BLOCK) return;
     struct kvt_block *block = kvt_core_block(core, index);
-    if (!kvt_copy_is_resident(block, KVT_TIER_NVME) || block->readers[KVT_TIER_NVME] > 0) return;
+    if (!kvt_copy_is_resident(block, KVT_TIER_NVME)) return;
     kvt_block_set(block, KVT_BLOCK_NVME_HELD, false); /* the hold went with the record */
+    if (block->readers[KVT_TIER_NVME] > 0) return; /* the copy goes when the read is over */
     kvt_nvme_drop(core, index, false);
     core->events++;
     kvt_block_settle(core, index);
@@ -147,6 +148,7 @@ enum kvt_status kvt_core_reset(struct kvt_core *core, uint64_t *ret_kept)
 bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
 {
     core->now_ns = kvt_max_u64(now_ns, core->now_ns);
+    core->is_search_cut = false;
     kvt_flow_submit_waiting(core);
     bool is_more = kvt_flow_poll(core);
     kvt_flow_check_deadlines(core);
@@ -168,7 +170,7 @@ bool kvt_core_pump(struct kvt_core *core, uint64_t now_ns)
     is_more = kvt_planner_start(core) || is_more;
     kvt_flow_submit_waiting(core);
     KVT_VERIFY(kvt_core_verify(core));
-    return is_more;
+    return is_more || core->is_search_cut;
 }
 
 void kvt_core_drain(struct kvt_core *core, uint64_t now_ns)

@@ -149,6 +149,7 @@ struct kvt_core {
     uint64_t changes;                           /* grows when a copy that could not leave may be able to */
     uint64_t nvme_retry_ns;                     /* the store refused: not before then again; 0: it did not */
     uint32_t nvme_refusals;                     /* stashes in a row that the store did not take */
+    bool is_search_cut; /* in this pump: a search for what can leave ended before it had seen all */
     uint64_t device_retry_ns;                   /* the device failed many times in a row: no stash before then; 0: it did not */
     uint32_t device_failures;                   /* stashes in a row that the device failed */
     uint64_t nvme_blocks, nvme_blocks_peak;     /* copies that the core knows to be on nvme */

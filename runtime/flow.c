@@ -493,7 +493,7 @@ static bool nvme_to_host_done(struct kvt_core *core, struct kvt_transfer *transf
     const uint32_t index = transfer->source;
     struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_tier_op *op = &transfer->op;
-    block->readers[KVT_TIER_NVME]--;
+    kvt_nvme_read_over(core, index);
     if (op->status == KVT_OK) {
         block->host_length = op->ret_length;
         kvt_block_set(block, KVT_BLOCK_HOST_PACKED, op->ret_form == KVT_FORM_PACKED);
@@ -740,7 +740,7 @@ static void abandon(struct kvt_core *core, struct kvt_transfer *transfer)
         kvt_block_set(kvt_core_block(core, source), KVT_BLOCK_NVME_PRIVATE, false);
         break;
     case KVT_LEG_NVME_TO_HOST:
-        kvt_core_block(core, source)->readers[KVT_TIER_NVME]--;
+        kvt_nvme_read_over(core, source);
         kvt_host_failed(core, source, true);
         nvme_read_failed(core, source, KVT_NOTFOUND);
         if (transfer->goes_on) kvt_device_failed(core, target, false); /* no device work was under way */

@@ -80,15 +80,43 @@ static bool has_room(struct kvt_core *core, const struct wanted *wanted)
     return has;
 }
 
+static void bring_whole(struct kvt_core *core, struct kvt_sequence *sequence)
+{
+    sequence->is_whole = true;
+    kvt_sequence_rewind(core, sequence, 0, 0);
+}
+
+/*
+ * A block that nobody brings, and a step cannot: the planner left it to the step, since host memory had it, and it has gone
+ * down from there; or it is lost, which is told when those before it are there.
+ */
+static bool has_stranded(const struct kvt_core *core, const struct kvt_sequence *sequence)
+{
+    if (sequence->list == KVT_LIST_DEMAND) return false; /* the planner has not come by yet */
+    for (uint32_t g = 0; g < core->group_count; g++) {
+        const struct kvt_sequence_table *table = &sequence->groups[g];
+        const bool is_state = core->groups[g].kind == KVT_GROUP_STATE;
+        const uint32_t count = is_state ? 1 : table->count;
+        for (uint32_t i = kvt_max_u32(is_state ? 0 : table->ready, table->claimed_from); i < count; i++) {
+            const uint32_t index = is_state ? table->live : table->blocks[i];
+            if (index == KVT_NO_BLOCK || kvt_layers_are_left(core, sequence, index)) continue;
+            if (kvt_copy_state(kvt_core_block(core, index), KVT_TIER_DEVICE) == KVT_COPY_EMPTY) return true;
+        }
+    }
+    return false;
+}
+
 enum kvt_ready kvt_layers_admit(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     struct wanted wanted = { .transfers = 0 };
     if (!core->config.is_layered || sequence->is_whole || !core->gpu) return KVT_NOT_READY;
-    if (!for_each_missing(core, sequence, &wanted, count_missing) || wanted.transfers == 0) return KVT_NOT_READY;
+    if (!for_each_missing(core, sequence, &wanted, count_missing)) {
+        if (has_stranded(core, sequence)) bring_whole(core, sequence);
+        return KVT_NOT_READY;
+    }
+    if (wanted.transfers == 0) return KVT_NOT_READY;
     if (!has_room(core, &wanted)) {
-        if (++sequence->landing_tries < TRIES_MAX) return KVT_NOT_READY;
-        sequence->is_whole = true;
-        kvt_sequence_rewind(core, sequence, 0, 0);
+        if (++sequence->landing_tries >= TRIES_MAX) bring_whole(core, sequence);
         return KVT_NOT_READY;
     }
     const bool is_landed = for_each_missing(core, sequence, &wanted, land);

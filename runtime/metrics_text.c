@@ -216,13 +216,14 @@ size_t kvt_metrics_text(struct kvt_runtime *runtime, char *ret_text, size_t byte
 {
     if (kvt_runtime_is_child(runtime)) return 0;
     struct kvt_stats stats;
-    kvt_stats(runtime, &stats);
     struct kvt_store_stats store;
     const bool has_store = runtime->nvme && !runtime->is_modelled;
-    if (has_store) kvt_store_stats(kvt_nvme_tier_store(runtime->nvme), &store);
 
     struct text text = { ret_text, bytes, 0 };
+    /* All numbers are of one moment, so that they add up. */
     kvt_runtime_lock(runtime);
+    kvt_runtime_stats(runtime, &stats);
+    if (has_store) kvt_store_stats(kvt_nvme_tier_store(runtime->nvme), &store);
     family(&text, "device", GAUGE, NULL, "Which device it is.");
     add(&text, "kvtier_device{kind=\"%s\"} 1\n", runtime->core.gpu->ops->name);
     tiers_text(&text, &stats);

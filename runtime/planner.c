@@ -10,6 +10,7 @@
 
 #define BATCH 32             /* fetches, write-backs, host victims in one round */
 #define VICTIMS 256          /* device victims in one round: most are only forgotten */
+#define SEARCHED_MAX 2048    /* copies in a row that could not leave, after which none is thought to */
 #define STRANGERS_MAX 8      /* host victims of the wrong slot class before a chunk is emptied */
 #define LINK_DEPTH_DEMAND 48 /* transfers in flight per executing tier, by what asks for more */
 #define LINK_DEPTH_PREFETCH 16
@@ -91,6 +92,12 @@ static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
     }
 }
 
+/* No idle copy can leave before something changes: all were tried, or so many that the rest is given up on. */
+static bool is_searched(const struct kvt_policy_ops *ops, struct kvt_policy *policy, const struct kvt_parked *parked)
+{
+    return parked->count >= SEARCHED_MAX || ops->victim(policy) == KVT_POLICY_NONE;
+}
+
 /*
  * Makes room for a slot of so many bytes. True when it is there now. Victims of other classes do not help at once;
  * after a few of them the last one's chunk is emptied as a whole, so that it changes its class.
@@ -103,8 +110,8 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
     for (uint32_t i = 0; i < BATCH && !kvt_host_pool_has_room(host, bytes); i++) {
         /* What is leaving already may be enough; more would only shrink the cache. */
         if (host->leaving >= BATCH) return false;
+        if (is_searched(host->policy_ops, host->policy, &host->parked)) return false;
         const uint32_t slot = host->policy_ops->victim(host->policy);
-        if (slot == KVT_POLICY_NONE) return false;
         const bool is_fitting = kvt_host_pool_is_fitting(host, slot, bytes);
         const enum victim victim = evict_host_copy(core, kvt_host_pool_owner(host, slot));
         if (victim == VICTIM_STAYS) {
@@ -114,7 +121,9 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
             strangers = 0;
         }
     }
-    return kvt_host_pool_has_room(host, bytes);
+    const bool has_room = kvt_host_pool_has_room(host, bytes);
+    core->is_search_cut = core->is_search_cut || !has_room;
+    return has_room;
 }
 
 /* ---- Room on the device ------------------------------------------------------------------------------------------ */
@@ -183,9 +192,10 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     const uint32_t target = kvt_max_u32(pool->wanted, pool->high);
     kvt_unpark_changed(core, &pool->parked, true);
     bool is_moved = false;
-    for (uint32_t i = 0; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
+    uint32_t i = 0;
+    for (; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
+        if (is_searched(pool->policy_ops, pool->policy, &pool->parked)) break;
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
-        if (slot == KVT_POLICY_NONE) break;
         prefetch_victims(core, pool, slot);
         if (evict_device_copy(core, pool->slots[slot].owner) == VICTIM_STAYS) {
             kvt_park(core, pool->slots[slot].owner, true);
@@ -193,6 +203,7 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
         }
         is_moved = true;
     }
+    core->is_search_cut = core->is_search_cut || i == VICTIMS;
     return is_moved;
 }
 
@@ -217,7 +228,7 @@ bool kvt_planner_can_make_room(const struct kvt_core *core)
     for (uint32_t p = 0; p < core->config.pool_count; p++) {
         const struct kvt_pool *pool = &core->pools[p];
         /* All are claimed, or parked: nothing moves by itself any more. */
-        if (pool->wanted > pool->free_count && pool->policy_ops->victim(pool->policy) == KVT_POLICY_NONE) return false;
+        if (pool->wanted > pool->free_count && is_searched(pool->policy_ops, pool->policy, &pool->parked)) return false;
     }
     return true;
 }
@@ -270,7 +281,7 @@ static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block, e
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     pool->wanted = kvt_max_u32(pool->wanted, pool->free_count + 1);
-    if (priority == KVT_PRIORITY_DEMAND && pool->policy_ops->victim(pool->policy) == KVT_POLICY_NONE)
+    if (priority == KVT_PRIORITY_DEMAND && is_searched(pool->policy_ops, pool->policy, &pool->parked))
         give_one_up(core, &pool->parked, true);
 }
 
@@ -294,7 +305,7 @@ static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *se
 
 static void give_host_copy_up(struct kvt_core *core)
 {
-    if (core->host.policy_ops->victim(core->host.policy) == KVT_POLICY_NONE)
+    if (is_searched(core->host.policy_ops, core->host.policy, &core->host.parked))
         give_one_up(core, &core->host.parked, false);
 }
 

@@ -305,7 +305,18 @@ static void nvme_hold(struct kvt_core *core, uint32_t index)
         kvt_block_set(block, KVT_BLOCK_NVME_HELD, true);
         return;
     }
-    kvt_nvme_drop(core, index, false);
+    /* A read that began before the record left may still bring it: kvt_nvme_read_over() asks again. */
+    if (block->readers[KVT_TIER_NVME] == 0) kvt_nvme_drop(core, index, false);
+}
+
+void kvt_nvme_read_over(struct kvt_core *core, uint32_t index)
+{
+    struct kvt_block *block = kvt_core_block(core, index);
+    KVT_ASSERT(block->readers[KVT_TIER_NVME] > 0);
+    block->readers[KVT_TIER_NVME]--;
+    const bool is_unheld = block->refs > 0 && !kvt_block_has(block, KVT_BLOCK_NVME_HELD);
+    if (block->readers[KVT_TIER_NVME] == 0 && is_unheld && kvt_copy_is_resident(block, KVT_TIER_NVME))
+        nvme_hold(core, index);
 }
 
 bool kvt_nvme_filled(struct kvt_core *core, uint32_t index)

@@ -31,6 +31,8 @@ void kvt_device_drop(struct kvt_core *core, uint32_t index, enum kvt_policy_why 
 void kvt_host_drop(struct kvt_core *core, uint32_t index, enum kvt_policy_why why);
 /* The core no longer knows of a record; is_forgotten: the store shall not either. */
 void kvt_nvme_drop(struct kvt_core *core, uint32_t index, bool is_forgotten);
+/* A read of the record is back: one reader less. A copy whose record left meanwhile, and was not held, is none any more. */
+void kvt_nvme_read_over(struct kvt_core *core, uint32_t index);
 
 /* A slot for the block's device or host copy, which is FILLING then. False: there is none. */
 bool kvt_device_reserve(struct kvt_core *core, uint32_t index);

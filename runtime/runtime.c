@@ -286,11 +286,15 @@ static void run_device(const struct kvt_core *core)
     }
 }
 
-/* Waits for what is in flight. False: some of it did not come back in time; its memory must stay. */
+/*
+ * Waits for what is in flight, as long as some of it comes back within each deadline. False: the rest did not; its memory
+ * must stay.
+ */
 static bool drain(struct kvt_runtime *runtime)
 {
     struct kvt_core *core = &runtime->core;
-    const uint64_t deadline_ns = kvt_env_now_ns(&runtime->env) + core->config.transfer_deadline_ns;
+    uint32_t left = core->transfers.in_flight;
+    uint64_t news_ns = kvt_env_now_ns(&runtime->env);
     while (core->transfers.in_flight > 0) {
         kvt_core_drain(core, kvt_env_now_ns(&runtime->env));
         if (runtime->env.is_single_threaded) {
@@ -299,7 +303,10 @@ static bool drain(struct kvt_runtime *runtime)
         } else if (core->transfers.in_flight > 0) {
             (void)kvt_pump_sleep(runtime, DRAIN_SLICE_NS);
         }
-        if (kvt_env_now_ns(&runtime->env) > deadline_ns) break;
+        const uint64_t now_ns = kvt_env_now_ns(&runtime->env);
+        if (core->transfers.in_flight < left) news_ns = now_ns;
+        left = core->transfers.in_flight;
+        if (now_ns > news_ns + core->config.transfer_deadline_ns) break;
     }
     /* What a tier never took (a store that pauses on a full disk, say) is in nobody's hands. */
     kvt_flow_cancel_waiting(core);
@@ -322,6 +329,8 @@ void kvt_close(struct kvt_runtime **runtime_pointer)
     if (!is_drained) {
         /* A device or a disk still owns some of the memory: leaking it is the only safe way. */
         kvt_log(&runtime->env, KVT_LOG_ERROR, "close: transfers did not come back; their memory stays mapped");
+        /* A store that is no part of it is closed all the same: what it has is durable, and its directory free again. */
+        if (runtime->nvme && runtime->nvme->in_flight == 0) kvt_tier_close(&runtime->nvme);
         return;
     }
     if (runtime->is_core_open) kvt_core_done(&runtime->core);

@@ -66,6 +66,8 @@ KVT_NODISCARD enum kvt_status kvt_runtime_stream_number(struct kvt_runtime *runt
 void kvt_runtime_lock(struct kvt_runtime *runtime);
 /* Pumps once more, tells waiters, unlocks. */
 void kvt_runtime_unlock(struct kvt_runtime *runtime);
+/* kvt_stats, under the lock. */
+void kvt_runtime_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats);
 /* One round of the core under the lock. True: there is more to do at once. */
 bool kvt_runtime_pump(struct kvt_runtime *runtime);
 /* Ends the pump's sleep. Any thread; never blocks. user: the runtime. */

@@ -99,11 +99,9 @@ static uint64_t bookkeeping_bytes(const struct kvt_core *core)
     return bytes + (uint64_t)core->prefix.count * sizeof(struct kvt_prefix_bucket) / 7;
 }
 
-void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
+void kvt_runtime_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
 {
     *ret_stats = (struct kvt_stats){ 0 };
-    if (kvt_runtime_is_child(runtime)) return;
-    kvt_runtime_lock(runtime);
     const struct kvt_core *core = &runtime->core;
     const struct kvt_counters *counters = &core->counters;
     device_stats(core, &ret_stats->tiers[KVT_TIER_DEVICE]);
@@ -137,5 +135,13 @@ void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
     ret_stats->prefetched_blocks = counters->prefetched_blocks;
     ret_stats->demand_blocks = counters->demand_blocks;
     ret_stats->window_chunks = counters->window_chunks;
+}
+
+void kvt_stats(struct kvt_runtime *runtime, struct kvt_stats *ret_stats)
+{
+    *ret_stats = (struct kvt_stats){ 0 };
+    if (kvt_runtime_is_child(runtime)) return;
+    kvt_runtime_lock(runtime);
+    kvt_runtime_stats(runtime, ret_stats);
     kvt_runtime_unlock(runtime);
 }

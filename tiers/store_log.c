@@ -47,12 +47,40 @@ static bool has_disk_room(const struct kvt_store *store)
     return (uint64_t)room.f_bavail * room.f_frsize >= store->reserve_bytes + store->segment_bytes;
 }
 
+/*
+ * The file of an absent segment goes. One that does not go takes its space still: it stays counted, and goes before the
+ * segment gets a file again. False: it is still there.
+ */
+static bool remove_leftover(struct kvt_store *store, uint32_t index)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    char name[24];
+    int os_errno = 0;
+    kvt_segment_name(index, name);
+    if (store->io->ops->remove_file(store->io, name, &os_errno) != KVT_OK && os_errno != ENOENT) return false;
+    count_allocated(store, -(int64_t)segment->allocated_bytes);
+    segment->allocated_bytes = 0;
+    return true;
+}
+
+/* What was made of a file is taken back. */
+static bool undo_create(struct kvt_store *store, uint32_t index, int file, const char *name)
+{
+    struct kvt_segment *segment = &store->segments[index];
+    store->io->ops->close_file(store->io, file);
+    segment->allocated_bytes = measure(store, name);
+    count_allocated(store, (int64_t)segment->allocated_bytes);
+    (void)remove_leftover(store, index);
+    return false;
+}
+
 bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
 {
     struct kvt_segment *segment = &store->segments[index];
     KVT_ASSERT(segment->state == KVT_SEGMENT_ABSENT);
     const struct kvt_block_io_ops *ops = store->io->ops;
     *ret_errno = ENOSPC;
+    if (segment->allocated_bytes > 0 && !remove_leftover(store, index)) return false;
     /* The rule of the capacity: first there is room for all of the file, then the file. */
     if (store->allocated_bytes + store->segment_bytes + KVT_STORE_FILE_SLACK > kvt_store_usable_bytes(store)
         && !KVT_PLANTED(NO_CAP))
@@ -66,16 +94,9 @@ bool kvt_segment_create(struct kvt_store *store, uint32_t index, int *ret_errno)
         (void)ops->remove_file(store->io, name, &ignored); /* not one of ours: those are known since open */
         return false;
     }
-    if (ops->allocate(store->io, file, store->segment_bytes, ret_errno) != KVT_OK) {
-        ops->close_file(store->io, file);
-        (void)ops->remove_file(store->io, name, &ignored);
-        return false;
-    }
-    if (ops->sync_directory(store->io, ret_errno) != KVT_OK) {
-        ops->close_file(store->io, file);
-        (void)ops->remove_file(store->io, name, &ignored);
-        return false;
-    }
+    if (ops->allocate(store->io, file, store->segment_bytes, ret_errno) != KVT_OK
+        || ops->sync_directory(store->io, ret_errno) != KVT_OK)
+        return undo_create(store, index, file, name);
     segment->file = file;
     segment->state = KVT_SEGMENT_FREE;
     segment->allocated_bytes = measure(store, name);
@@ -89,16 +110,12 @@ void kvt_segment_remove(struct kvt_store *store, uint32_t index)
 {
     struct kvt_segment *segment = &store->segments[index];
     KVT_ASSERT(segment->state == KVT_SEGMENT_FREE);
-    char name[24];
-    int ignored;
-    kvt_segment_name(index, name);
     store->io->ops->close_file(store->io, segment->file);
-    (void)store->io->ops->remove_file(store->io, name, &ignored);
     segment->state = KVT_SEGMENT_ABSENT;
     segment->is_dirty = false;
     store->file_count--;
     store->free_count--;
-    count_allocated(store, -(int64_t)segment->allocated_bytes);
+    (void)remove_leftover(store, index);
 }
 
 /* ---- Records and the index ------------------------------------------------------------------------------------- */

@@ -99,7 +99,7 @@ struct kvt_segment {
     uint64_t sequence;
     uint64_t epoch;
     uint64_t data_end; /* where the next record goes */
-    uint64_t allocated_bytes;
+    uint64_t allocated_bytes; /* absent: of a file that could not be removed */
     bool is_dirty;    /* written since its last sync was submitted */
     bool is_findable; /* its header, or its footer, is written: the next open knows its sequence */
     /* shared: under the lock */

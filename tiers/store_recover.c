@@ -336,9 +336,11 @@ static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max
     KVT_TRY(new_geometry(store, record_bytes_max, error));
     for (uint32_t i = 0; i < store->segment_slots; i++) {
         char name[24];
-        int ignored;
+        int os_errno;
         kvt_segment_name(i, name);
-        (void)store->io->ops->remove_file(store->io, name, &ignored);
+        if (store->io->ops->remove_file(store->io, name, &os_errno) != KVT_OK && os_errno != ENOENT)
+            return kvt_store_refuse(error, KVT_IO, "path is %s: %s cannot be removed: %s", store->path, name,
+                                    strerror(os_errno));
     }
     struct timespec now;
     (void)clock_gettime(CLOCK_REALTIME, &now);
@@ -473,15 +475,17 @@ static bool find_file(struct kvt_store *store, uint32_t index)
     char name[24];
     int os_errno;
     kvt_segment_name(index, name);
-    if (store->io->ops->open_file(store->io, name, false, &segment->file, &os_errno) != KVT_OK) return false;
+    const bool is_open = store->io->ops->open_file(store->io, name, false, &segment->file, &os_errno) == KVT_OK;
+    if (!is_open && os_errno == ENOENT) return false;
     struct stat status;
     segment->allocated_bytes = store->segment_bytes;
     if (fstatat(store->directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0)
         segment->allocated_bytes = (uint64_t)status.st_blocks * 512;
+    store->allocated_bytes += segment->allocated_bytes; /* also of one that cannot be opened: it takes its space */
+    if (!is_open) return false;
     segment->state = KVT_SEGMENT_FREE;
     store->file_count++;
     store->free_count++;
-    store->allocated_bytes += segment->allocated_bytes;
     return true;
 }
 

@@ -102,6 +102,8 @@ static void stripes_free(struct kvt_stripes *stripes)
     kvt_free(stripes);
 }
 
+static void drop_strays(struct kvt_stripes *stripes);
+
 enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const struct kvt_env *env,
                                  const struct kvt_store_more *more, struct kvt_store **ret_store, char *ret_error,
                                  size_t error_bytes)
@@ -126,6 +128,7 @@ enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const st
         kvt_free(store);
         return status;
     }
+    drop_strays(stripes);
     store->stripes = stripes;
     *ret_store = store;
     return KVT_OK;
@@ -158,6 +161,27 @@ struct kvt_store *kvt_stripes_of(struct kvt_stripes *stripes, const struct kvt_s
         best_score = score;
     }
     return stripes->members[best];
+}
+
+/*
+ * What was put while another directory was left out lies where nobody looks for it once that one is back: it is
+ * forgotten, so that what is listed is found. It lies there still, and is found again when the other one is gone again.
+ */
+static void drop_strays(struct kvt_stripes *stripes)
+{
+    enum { BATCH = 64 };
+    struct kvt_store_listed listed[BATCH];
+    for (uint32_t i = 0; i < stripes->count; i++) {
+        struct kvt_store *member = stripes->members[i];
+        uint64_t cursor = 0;
+        uint32_t n;
+        while ((n = kvt_store_list(member, &cursor, listed, BATCH)) > 0) {
+            for (uint32_t k = 0; k < n; k++) {
+                if (kvt_stripes_of(stripes, &listed[k].name) == member) continue;
+                (void)kvt_store_delete(member, &listed[k].name, 1);
+            }
+        }
+    }
 }
 
 /* ---- Ops --------------------------------------------------------------------------------------------------------- */

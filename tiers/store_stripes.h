@@ -5,7 +5,7 @@
  * A record lives in one of them, chosen by its name and the directories' paths (the highest of their hashes together),
  * so their order does not matter, and when one is lost, replaced, added or taken away only its share of the names goes
  * elsewhere. A directory whose disk fails when it is opened is left out, with a warning: its records are misses, and
- * its names go to the others until it is back. One that fails later fails its own ops only. A reset while one is left
+ * its names go to the others until it is back; what was put there meanwhile is forgotten then. One that fails later fails its own ops only. A reset while one is left
  * out says IO: what lies there could be found again.
  *
  * The handle is a kvt_store with nothing but `stripes`; each public call of store.c begins by asking for it.

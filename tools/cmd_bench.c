@@ -11,8 +11,12 @@
 #include "tools/commands.h"
 #include "tools/text.h"
 
+/* What is measured; an option is for some of them. */
+enum { PART_CORE = 1, PART_CODEC = 2, PART_COPY = 4, PART_STORE = 8, PART_CALIBRATE = 16 };
+
 struct bench_options {
     const char *part;
+    uint32_t given; /* of option_uses */
     bool is_json;
     uint64_t blocks;
     struct kvt_bench_store_options store;
@@ -34,6 +38,31 @@ enum {
 };
 
 static const char command[] = "kvtier bench";
+
+static const struct {
+    int key;
+    uint32_t parts;
+    const char *name, *rule;
+} option_uses[] = {
+    { OPTION_BLOCKS, PART_CORE, "--blocks", "it is for core" },
+    { OPTION_DIR, PART_STORE | PART_CALIBRATE, "--dir", "it is for store and --calibrate" },
+    { OPTION_SIZE, PART_STORE | PART_COPY, "--size", "it is for copy and store" },
+    { OPTION_PAIRS, PART_STORE | PART_COPY, "--pairs", "it is for copy and store" },
+    { OPTION_ONLY, PART_STORE, "--only", "it is for store" },
+    { OPTION_SHAPE, PART_CALIBRATE, "--shape", "it is for --calibrate" },
+    { OPTION_BLOCK_TOKENS, PART_CALIBRATE, "--block-tokens", "it is for --calibrate" },
+    { OPTION_DEVICE, PART_COPY, "--device", "it is for copy" },
+};
+
+/* An option that would change nothing was meant for something else: it is refused. */
+static int refuse_options_of_others(const struct bench_options *options, uint32_t part)
+{
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(option_uses); i++) {
+        if ((options->given >> i & 1) == 0 || (option_uses[i].parts & part) != 0) continue;
+        return kvt_usage_error(command, "%s means nothing here: %s", option_uses[i].name, option_uses[i].rule);
+    }
+    return KVT_EXIT_OK;
+}
 
 /* NULL, or the rule that the value breaks. */
 static const char *parse_store_option(int key, char *argument, struct kvt_bench_store_options *store)
@@ -72,6 +101,8 @@ static bool parse_device(const char *argument, enum kvt_device_kind *ret_device)
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     struct bench_options *options = state->input;
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(option_uses); i++)
+        if (option_uses[i].key == key) options->given |= UINT32_C(1) << i;
     switch (key) {
     case OPTION_JSON: options->is_json = true; return 0;
     case OPTION_BLOCKS: {
@@ -106,6 +137,38 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         options->part = argument;
         return 0;
     default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static uint32_t part_of(const char *name)
+{
+    static const char *const names[] = { "core", "codec", "copy", "store" };
+    for (uint32_t i = 0; name && i < KVT_ARRAY_COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return UINT32_C(1) << i;
+    return 0;
+}
+
+static int run_part(struct bench_options *options, uint32_t part)
+{
+    switch (part) {
+    case PART_CORE: return kvt_bench_core(options->blocks, options->is_json);
+    case PART_CODEC: return kvt_bench_codec(options->is_json);
+    case PART_COPY: {
+        const struct kvt_bench_copy_options copy = { .device = options->device,
+                                                     .size_bytes = options->store.size_bytes,
+                                                     .rounds = options->store.pairs,
+                                                     .is_json = options->is_json };
+        return kvt_bench_copy(&copy);
+    }
+    case PART_STORE:
+        if (!options->store.directory)
+            return kvt_usage_error(command, "--dir is missing: store needs an existing directory");
+        options->store.is_json = options->is_json;
+        return kvt_bench_store(&options->store);
+    default:
+        options->calibrate.directory = options->store.directory;
+        options->calibrate.is_json = options->is_json;
+        return kvt_bench_calibrate(&options->calibrate);
     }
 }
 
@@ -148,27 +211,11 @@ int kvt_cmd_bench(int argc, char **argv)
     struct bench_options options = { 0 };
     const int status = kvt_parse_options(&argp, argc, argv, &options);
     if (status != KVT_EXIT_OK) return status;
-    if (options.calibrate.path) {
-        if (options.part) return kvt_usage_error(command, "--calibrate excludes '%s'", options.part);
-        options.calibrate.directory = options.store.directory;
-        options.calibrate.is_json = options.is_json;
-        return kvt_bench_calibrate(&options.calibrate);
-    }
-    if (options.part && strcmp(options.part, "core") == 0) return kvt_bench_core(options.blocks, options.is_json);
-    if (options.part && strcmp(options.part, "codec") == 0) return kvt_bench_codec(options.is_json);
-    if (options.part && strcmp(options.part, "copy") == 0) {
-        const struct kvt_bench_copy_options copy = { .device = options.device,
-                                                     .size_bytes = options.store.size_bytes,
-                                                     .rounds = options.store.pairs,
-                                                     .is_json = options.is_json };
-        return kvt_bench_copy(&copy);
-    }
-    if (options.part && strcmp(options.part, "store") == 0) {
-        if (!options.store.directory)
-            return kvt_usage_error(command, "--dir is missing: store needs an existing directory");
-        options.store.is_json = options.is_json;
-        return kvt_bench_store(&options.store);
-    }
-    if (!options.part) return kvt_usage_error(command, "the part is missing: core, codec, copy or store");
-    return kvt_refuse_value(command, "the part", options.part, "core, codec, copy or store");
+    if (options.calibrate.path && options.part) return kvt_usage_error(command, "--calibrate excludes '%s'", options.part);
+    const uint32_t part = options.calibrate.path ? PART_CALIBRATE : part_of(options.part);
+    if (!options.calibrate.path && !options.part)
+        return kvt_usage_error(command, "the part is missing: core, codec, copy or store");
+    if (part == 0) return kvt_refuse_value(command, "the part", options.part, "core, codec, copy or store");
+    const int refusal = refuse_options_of_others(&options, part);
+    return refusal != KVT_EXIT_OK ? refusal : run_part(&options, part);
 }

@@ -3,6 +3,7 @@
 #define KVT_TOOLS_COMMANDS_H
 
 int kvt_cmd_bench(int argc, char **argv);
+int kvt_cmd_doctor(int argc, char **argv);
 int kvt_cmd_plan(int argc, char **argv);
 int kvt_cmd_run(int argc, char **argv);
 int kvt_cmd_sim(int argc, char **argv);

@@ -11,6 +11,7 @@ static const struct {
     int (*run)(int argc, char **argv); /* argv[0] is "kvtier NAME"; returns the exit status */
 } commands[] = {
     { "bench", "the speed of one part beside the ceiling of this machine", kvt_cmd_bench },
+    { "doctor", "what this machine gives to kvtier, and what to change", kvt_cmd_doctor },
     { "plan", "what a model's KV cache takes, and how many sequences fit", kvt_cmd_plan },
     { "run", "replays a workload on the real runtime and verifies every block", kvt_cmd_run },
     { "sim", "what eviction and admission policies would keep, counted or in virtual time", kvt_cmd_sim },

@@ -140,7 +140,11 @@ KVT_API struct kvt_config kvt_config_default(void);
 KVT_NODISCARD KVT_API enum kvt_status kvt_open(const struct kvt_config *config, struct kvt_runtime **ret_runtime,
                                                char *ret_error, size_t error_bytes);
 
-/* Ends all sequences, drains, makes what was stashed durable, closes. Nulls the pointer; NULL is fine. */
+/*
+ * Ends all sequences, drains, makes what was stashed durable, closes. Nulls the pointer; NULL is fine. When a device or a
+ * disk has brought nothing back for transfer_deadline_ns, it is left as it is: what it may still write to stays mapped until
+ * the process ends.
+ */
 KVT_API void kvt_close(struct kvt_runtime **runtime);
 
 /*

@@ -61,6 +61,12 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
         { { "--calibrate", "/nonexistent/links.json" }, "--calibrate" },
         { { "--calibrate", "x", "--shape", "layers=0" }, "--shape" },
         { { "--calibrate", "x", "--block-tokens", "0" }, "--block-tokens" },
+        { { "core", "--dir", "/tmp" }, "--dir means nothing here: it is for store and --calibrate" },
+        { { "codec", "--blocks", "10000" }, "--blocks means nothing here: it is for core" },
+        { { "copy", "--only", "small" }, "--only means nothing here: it is for store" },
+        { { "store", "--dir", "/tmp", "--device", "cuda" }, "--device means nothing here: it is for copy" },
+        { { "--calibrate", "x", "--pairs", "3" }, "--pairs means nothing here: it is for copy and store" },
+        { { "copy", "--shape", "layers=1,kv_heads=1,head_dim=8,dtype=bf16" }, "--shape means nothing here" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
         const char *arguments[9] = { "bench" };

@@ -116,6 +116,25 @@ static void a_device_that_is_not_there_is_refused_in_one_line(void **state)
     assert_string_equal(outcome.out, "");
 }
 
+static void doctor_opens_the_device_and_pins_memory_for_a_try(void **state)
+{
+    (void)state;
+    assert_true(run_program(program_with_device, (const char *const[]){ "doctor", "--json", directory, NULL }, &outcome));
+    assert_int_equal(outcome.exit_status, 0);
+    struct json_object *root = json_tokener_parse(outcome.out);
+    struct json_object *checks = member(root, "checks");
+    uint32_t found = 0;
+    for (size_t i = 0; i < json_object_array_length(checks); i++) {
+        struct json_object *check = json_object_array_get_idx(checks, i);
+        const char *name = json_object_get_string(member(check, "name"));
+        if (strcmp(name, "GPU") != 0 && strcmp(name, "pinned memory") != 0) continue;
+        assert_true(json_object_get_boolean(member(check, "ok")));
+        found++;
+    }
+    assert_int_equal(found, 2);
+    (void)json_object_put(root);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3) return 1;
@@ -126,6 +145,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_run_with_windows_and_states_verifies_too),
         cmocka_unit_test(a_run_that_asks_for_no_device_gets_the_one_that_is_there),
         cmocka_unit_test(a_device_that_is_not_there_is_refused_in_one_line),
+        cmocka_unit_test(doctor_opens_the_device_and_pins_memory_for_a_try),
     };
     return cmocka_run_group_tests(tests, directory_create, directory_remove);
 }

@@ -214,6 +214,16 @@ static void sessions_that_outgrow_the_device_go_on_streamed(void **state)
 }
 
 /* Goal: a window and a tail do not fit one block: that is said, and not waited for. */
+static void a_streamed_context_that_no_tier_has_room_for_is_said_to_be_too_large(void **state)
+{
+    (void)state;
+    RUN("--workload", "longdoc", "--requests", "1", "--seed", "1", "--shape", "layers=4,kv_heads=2,head_dim=64,dtype=bf16",
+        "--hbm", "2MiB", "--host", "2MiB", "--stream");
+    assert_int_equal(outcome.exit_status, 1);
+    assert_non_null(strstr(outcome.err, "request 0: HBM, host memory and NVMe together are full with its first "));
+    assert_non_null(strstr(outcome.err, "it takes a larger --host, or --nvme"));
+}
+
 static void a_device_of_one_block_is_told_to_be_too_small_to_stream(void **state)
 {
     (void)state;
@@ -256,6 +266,10 @@ static void bad_input_is_one_line_and_leaves_nothing_behind(void **state)
     assert_refused("--host");
     RUN("--workload", "chat", "--policy", "wishful", "--nvme", nvme);
     assert_refused("--policy");
+    RUN("--workload", "chat", "--host-policy", "wishful", "--nvme", nvme);
+    assert_refused("--host-policy");
+    RUN("--workload", "chat", "--admission", "wishful", "--nvme", nvme);
+    assert_refused("--admission");
     RUN("--workload", "poetry", "--nvme", nvme);
     assert_refused("--workload");
     RUN("--workload", "longdoc", "--stream", "--shape", "layers=1,kv_heads=1,head_dim=64,dtype=fp8", "--nvme", nvme);
@@ -360,6 +374,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_request_larger_than_the_device_is_refused_by_name, enter, leave),
         cmocka_unit_test_setup_teardown(a_context_larger_than_the_device_is_streamed_when_asked, enter, leave),
         cmocka_unit_test_setup_teardown(sessions_that_outgrow_the_device_go_on_streamed, enter, leave),
+        cmocka_unit_test_setup_teardown(a_streamed_context_that_no_tier_has_room_for_is_said_to_be_too_large, enter, leave),
         cmocka_unit_test_setup_teardown(a_device_of_one_block_is_told_to_be_too_small_to_stream, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table, enter, leave),
         cmocka_unit_test_setup_teardown(bad_input_is_one_line_and_leaves_nothing_behind, enter, leave),

@@ -262,6 +262,7 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --hbm 8MiB --nvme x:1GiB,many", "--nvme" },
         { "--workload chat --hbm 8MiB --nvme x:64KiB", "--nvme" },
         { "--workload chat --hbm 8MiB --admission hope", "--admission" },
+        { "--workload chat --hbm 8MiB --host-policy lru,hope", "--host-policy" },
         { "--workload chat --hbm 8MiB --seed 1,-2", "--seed" },
         { "--workload chat --hbm 8MiB --threads 0", "--threads" },
         { "--workload chat --hbm 8MiB --csv --json", "--json" },
@@ -494,6 +495,31 @@ static void commas_make_a_grid_in_virtual_time(void **state)
     assert_non_null(strstr(outcome.out, "sieve, hbm 6MiB, seed 2"));
 }
 
+/* Goal: each tier has the policy that is named for it, and the one of HBM where none is. */
+static void host_memory_may_have_a_policy_of_its_own(void **state)
+{
+    (void)state;
+#define TIERS "--workload chat --requests 60 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 4MiB --host 4MiB --nvme x:8MiB"
+    static const char *const host[] = { "lru", "lfu" };
+    int64_t reused[3];
+    sim(TIERS " --policies lru --host-policy lru,lfu --json");
+    struct json_object *results = report();
+    for (size_t i = 0; i < 2; i++) {
+        struct json_object *result = result_at(results, i);
+        assert_string_equal(text(result, "policy"), "lru");
+        assert_string_equal(text(result, "host_policy"), host[i]);
+        reused[i] = inner(result, "tokens", "reused");
+    }
+    (void)json_object_put(results);
+    sim(TIERS " --policies lru --json");
+    results = report();
+    assert_string_equal(text(result_at(results, 0), "host_policy"), "lru");
+    reused[2] = inner(result_at(results, 0), "tokens", "reused");
+    (void)json_object_put(results);
+    assert_int_equal(reused[2], reused[0]);
+    assert_int_not_equal(reused[1], reused[0]);
+}
+
 /*
  * Goal: the same command line gives the same figures, and a slower link or smaller tiers never stall less than the
  * bound.
@@ -561,6 +587,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),
         cmocka_unit_test_setup_teardown(commas_make_a_grid_in_virtual_time, enter, leave),
+        cmocka_unit_test_setup_teardown(host_memory_may_have_a_policy_of_its_own, enter, leave),
         cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
     };

@@ -111,6 +111,7 @@ static void a_bad_record_is_counted_and_is_exit_status_1(void **state)
     struct json_object *root = json_of("verify", bench.path, 1);
     assert_int_equal(number(root, "bad"), 1);
     assert_int_equal(number(root, "verified"), 49);
+    assert_int_equal(number(root, "served_bad"), 0);
     (void)json_object_put(root);
     bench_done(&bench);
 }

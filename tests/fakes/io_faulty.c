@@ -30,6 +30,7 @@ struct io_faulty_image {
     uint32_t exact_count;
     uint64_t cut_left; /* 0: no cut is set */
     bool is_off;
+    const char *away; /* a directory that does not answer; NULL: none */
     struct io_faulty_counters counters;
     uint64_t polls;
     struct faulty_io *first_open; /* one per directory may be open at a time */
@@ -132,6 +133,8 @@ void io_faulty_heal(struct io_faulty_image *image)
 void io_faulty_set_bytes_max(struct io_faulty_image *image, uint64_t bytes_max) { image->config.bytes_max = bytes_max; }
 
 void io_faulty_cut_at(struct io_faulty_image *image, uint64_t n) { image->cut_left = n; }
+
+void io_faulty_set_away(struct io_faulty_image *image, const char *directory) { image->away = directory; }
 
 bool io_faulty_was_cut(const struct io_faulty_image *image) { return image->is_off; }
 
@@ -267,6 +270,11 @@ static bool strikes(struct io_faulty_image *image, uint32_t faults, enum io_faul
     return true;
 }
 
+static bool is_away(const struct io_faulty_image *image, const char *directory)
+{
+    return image->away && directory && strcmp(image->away, directory) == 0;
+}
+
 /* ---- opening and calls ---- */
 
 static enum kvt_status faulty_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
@@ -274,7 +282,7 @@ static enum kvt_status faulty_open(const struct kvt_block_io_config *config, con
 {
     struct io_faulty_image *image = env->block_io_user;
     KVT_ASSERT(image);
-    if (image->is_off) return KVT_IO;
+    if (image->is_off || is_away(image, config->directory)) return KVT_IO;
     if (!config->directory || config->queue_depth == 0) return KVT_INVAL;
     for (const struct faulty_io *open = image->first_open; open; open = open->next_open) {
         KVT_ASSERT(strcmp(open->directory, config->directory) != 0);
@@ -312,8 +320,9 @@ static enum kvt_status refuse(int error, int *ret_errno)
 }
 
 /* 0 or an errno. *ret_may_land: the power went at this very call, which may or may not have done its work. */
-static int begin_call(struct io_faulty_image *image, bool takes_room, bool *ret_may_land)
+static int begin_call(const struct faulty_io *faulty, bool takes_room, bool *ret_may_land)
 {
+    struct io_faulty_image *image = faulty->image;
     const bool was_off = image->is_off;
     const uint32_t faults = begin_operation(image, IO_FAULTY_CALL);
     *ret_may_land = false;
@@ -321,7 +330,7 @@ static int begin_call(struct io_faulty_image *image, bool takes_room, bool *ret_
         *ret_may_land = !was_off && kvt_rng_below(&image->rng, 2) == 0;
         return EIO;
     }
-    if (strikes(image, faults, IO_FAULTY_EIO)) return EIO;
+    if (is_away(image, faulty->directory) || strikes(image, faults, IO_FAULTY_EIO)) return EIO;
     return takes_room && strikes(image, faults, IO_FAULTY_ENOSPC) ? ENOSPC : 0;
 }
 
@@ -331,7 +340,7 @@ static enum kvt_status faulty_open_file(struct kvt_block_io *io, const char *nam
     struct faulty_io *faulty = faulty_of(io);
     if (!kvt_io_name_is_valid(name)) return refuse(EINVAL, ret_errno);
     bool may_land;
-    const int error = begin_call(faulty->image, is_create, &may_land);
+    const int error = begin_call(faulty, is_create, &may_land);
     if (error && !may_land) return refuse(error, ret_errno);
 
     struct disk_file *file = disk_find(&faulty->image->disk, faulty->directory, name);
@@ -389,7 +398,7 @@ static enum kvt_status faulty_allocate(struct kvt_block_io *io, int file, uint64
     KVT_ASSERT(size > 0);
     KVT_ASSERT(kvt_is_aligned(size, faulty->image->config.alignment));
     bool may_land;
-    const int error = begin_call(faulty->image, true, &may_land);
+    const int error = begin_call(faulty, true, &may_land);
     if (error && !may_land) return refuse(error, ret_errno);
     const uint64_t extent = disk_file_extent(disk_file);
     if (size > extent && size - extent > room(faulty->image)) return refuse(ENOSPC, ret_errno);
@@ -403,7 +412,7 @@ static enum kvt_status faulty_remove_file(struct kvt_block_io *io, const char *n
     struct faulty_io *faulty = faulty_of(io);
     if (!kvt_io_name_is_valid(name)) return refuse(EINVAL, ret_errno);
     bool may_land;
-    const int error = begin_call(faulty->image, false, &may_land);
+    const int error = begin_call(faulty, false, &may_land);
     if (error && !may_land) return refuse(error, ret_errno);
     struct disk_file *file = disk_find(&faulty->image->disk, faulty->directory, name);
     if (!file) return refuse(ENOENT, ret_errno);
@@ -416,7 +425,7 @@ static enum kvt_status faulty_sync_directory(struct kvt_block_io *io, int *ret_e
 {
     struct faulty_io *faulty = faulty_of(io);
     bool may_land;
-    const int error = begin_call(faulty->image, false, &may_land);
+    const int error = begin_call(faulty, false, &may_land);
     if (!error || may_land) disk_sync_names(&faulty->image->disk, faulty->directory);
     return error ? refuse(error, ret_errno) : KVT_OK;
 }
@@ -562,7 +571,9 @@ static int32_t carry_out(struct io_faulty_image *image, struct disk_file *file, 
 static struct kvt_io_op *end_flight(struct faulty_io *faulty, struct flight *flight)
 {
     struct kvt_io_op *op = flight->op;
-    op->ret_bytes = carry_out(faulty->image, file_of(faulty, op->file), flight);
+    op->ret_bytes = is_away(faulty->image, faulty->directory)
+        ? -EIO
+        : carry_out(faulty->image, file_of(faulty, op->file), flight);
     op->ret_ns = 0;
     flight->op = NULL;
     faulty->in_flight--;

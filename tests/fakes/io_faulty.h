@@ -130,6 +130,12 @@ void io_faulty_power_cycle(struct io_faulty_image *image);
 void io_faulty_process_restart(struct io_faulty_image *image);
 
 /*
+ * This directory does not answer: it cannot be opened, and its operations fail with EIO, what is in flight too. NULL: all
+ * answer. The text is borrowed. Only this call ends it.
+ */
+void io_faulty_set_away(struct io_faulty_image *image, const char *directory);
+
+/*
  * Looking at the disk as a read would see it, and damaging it by hand. What was written to a file that is poked or
  * truncated is safe from then on. False: no such file, or the range is not inside it.
  */

@@ -694,6 +694,55 @@ static void b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind(vo
     world_close(&w);
 }
 
+/* A link that is slower than the deadline allows for all together, but brings one after the other. */
+static void b68_a_close_waits_as_long_as_something_comes_back(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    world_init(&w, 8, 16);
+    world_add_disk(&w, 16, 8 * KVT_MIB);
+    w.env.pass = let_time_pass;
+    w.config.transfer_deadline_ns = SECOND / 5;
+    w.config.link_hbm_bytes_per_s = BLOCK_BYTES * 10; /* a block in 0.1 s */
+    world_open(&w);
+    text_make(&text, 1, FOUR);
+    (void)world_serve(&w, &text);
+    world_pump(&w, 3);
+    assert_int_equal(world_core(&w)->transfers.in_flight, 4);
+    world_shut(&w);
+    world_open(&w); /* nobody has the directory any more */
+    world_close(&w);
+}
+
+/* What the device never gave back keeps its memory; the store is not part of that. */
+static void b68_a_close_over_a_device_that_hangs_closes_the_store(void **state)
+{
+    (void)state;
+    static struct kvt_runtime *left_behind; /* reachable, so that nobody takes it for leaked by mistake */
+    struct world w;
+    struct text text, other;
+    world_init(&w, 8, 16);
+    world_add_disk(&w, 16, 8 * KVT_MIB);
+    w.env.pass = let_time_pass;
+    w.config.transfer_deadline_ns = SECOND / 5;
+    world_open(&w);
+    text_make(&text, 1, TWO);
+    put_on_disk(&w, &text);
+    world_reopen(&w);
+    kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_STASH, 1, KVT_GPU_FAULT_STUCK_START);
+    text_make(&other, 2, TWO);
+    (void)world_serve(&w, &other);
+    world_pump(&w, 3);
+    assert_true(world_core(&w)->transfers.in_flight > 0);
+    left_behind = w.runtime;
+    world_shut(&w);
+    assert_non_null(left_behind);
+    world_open(&w);
+    assert_int_equal(world_read(&w, &text), TWO);
+    world_close(&w);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -745,6 +794,8 @@ int main(void)
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
         cmocka_unit_test(b16_a_stash_that_waits_for_the_store_is_not_published_after_a_reset),
         cmocka_unit_test(b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind),
+        cmocka_unit_test(b68_a_close_waits_as_long_as_something_comes_back),
+        cmocka_unit_test(b68_a_close_over_a_device_that_hangs_closes_the_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -286,6 +286,70 @@ static void b22_room_is_not_promised_twice_when_a_prefetch_is_revoked(void **sta
     world_close(&w);
 }
 
+/* As time passes for the runtime's own thread: it does what it says is left to do, and sleeps until its timer. */
+static void pass_time(struct world *w, uint64_t ns)
+{
+    kvt_runtime_lock(w->runtime);
+    while (kvt_runtime_pump(w->runtime)) continue;
+    kvt_runtime_unlock(w->runtime);
+    w->now_ns += ns;
+}
+
+/*
+ * All tiers are full of what idle sequences hold: one that is resumed gets its blocks, at the expense of others, who are
+ * told; also where there are many more copies than a search looks at in one go.
+ */
+static void b22_room_comes_from_who_is_idle_when_no_tier_has_any(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 80, TOKENS = 16 * BLOCK_TOKENS, DEVICE_SLOTS = 40, HOST_SLOTS = 640 };
+    static struct text texts[SEQUENCES];
+    kvt_seq seqs[SEQUENCES];
+    struct world w;
+    world_init(&w, DEVICE_SLOTS, HOST_SLOTS);
+    world_add_disk(&w, HOST_SLOTS, 700 * KVT_KIB);
+    w.config.is_codec_off = true;
+    world_open(&w);
+    uint32_t count = 0;
+    uint64_t lost_from;
+    kvt_step step;
+    for (; count < SEQUENCES; count++) {
+        text_make(&texts[count], count, TOKENS);
+        (void)world_create(&w, &texts[count], TOKENS, false, &seqs[count]);
+        if (world_reserve(&w, seqs[count], TOKENS) != KVT_ROOM_OK) break;
+        if (world_begin(&w, seqs[count], 0, &step, &lost_from) != KVT_READY) break;
+        world_write(&w, &texts[count], seqs[count], 0, TOKENS, 0);
+        world_end(&w, step);
+        world_crank(&w, 0);
+        world_idle(&w, seqs[count]);
+        world_settle(&w);
+    }
+    assert_true(count < SEQUENCES && count * 16 > DEVICE_SLOTS + HOST_SLOTS);
+    world_finish(&w, seqs[count], true);
+    uint32_t served = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        enum kvt_ready ready = KVT_NOT_READY;
+        if (world_resume(&w, seqs[i]) != KVT_ROOM_OK) continue;
+        for (uint32_t tries = 0; tries < 400 && ready == KVT_NOT_READY; tries++) {
+            ready = world_begin_once(&w, seqs[i], 0, &step, &lost_from);
+            pass_time(&w, 60 * SECOND / 1000); /* the store is asked again */
+        }
+        assert_int_not_equal(ready, KVT_NOT_READY);
+        if (ready == KVT_READY) {
+            world_check(&w, &texts[i], seqs[i], TOKENS, 0);
+            world_end(&w, step);
+            world_crank(&w, 0);
+            served++;
+        }
+        world_idle(&w, seqs[i]);
+    }
+    assert_true(served > 0);
+    for (uint32_t i = 0; i < count; i++) world_finish(&w, seqs[i], true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 /* ---- B24 --------------------------------------------------------------------------------------------------------- */
 
 /* A stash that never ends keeps nobody from its block; a fetch that never ends is a miss after its deadline. */
@@ -477,6 +541,7 @@ int main(void)
         cmocka_unit_test(b21_a_failed_stash_is_seen_and_the_block_is_not_taken_for_backed),
         cmocka_unit_test(b21_tiers_may_hold_prefixes_of_any_length),
         cmocka_unit_test(b22_more_fetches_than_staging_slots_all_come_through),
+        cmocka_unit_test(b22_room_comes_from_who_is_idle_when_no_tier_has_any),
         cmocka_unit_test(b22_room_is_not_promised_twice_when_a_prefetch_is_revoked),
         cmocka_unit_test(b24_what_never_completes_is_a_miss_after_its_deadline),
         cmocka_unit_test(b24_an_operation_without_blocks_ends),

@@ -2,8 +2,10 @@
  * Field failures B03 to B19 that are races of copies with evictions, releases and each other, through the whole
  * runtime.
  */
+#include "kvtier/store.h"
 #include "runtime/residency.h"
 #include "tests/runtime/world.h"
+#include "tiers/nvme_tier.h"
 
 enum { TWO = 2 * BLOCK_TOKENS, FOUR = 4 * BLOCK_TOKENS };
 
@@ -320,6 +322,72 @@ static void b19_blocks_and_budgets_come_back_after_the_deadline(void **state)
     }
 }
 
+/* Every record leaves the store, as when its segment is recycled. */
+static void forget_records(struct world *world)
+{
+    struct kvt_store *store = kvt_nvme_tier_store(world->runtime->nvme);
+    struct kvt_store_listed listed[64];
+    uint64_t cursor = 0;
+    uint32_t n;
+    while ((n = kvt_store_list(store, &cursor, listed, 64)) > 0) {
+        for (uint32_t i = 0; i < n; i++) (void)kvt_store_delete(store, &listed[i].name, 1);
+    }
+}
+
+/*
+ * Blocks are being read from the disk for a sequence that ends meanwhile, so that nobody holds them; their records leave;
+ * and somebody else finds the blocks, whose reads are still under way.
+ */
+static void found_while_it_is_read(bool is_held_to_the_end, bool does_read_fail)
+{
+    struct world w;
+    struct text text;
+    kvt_seq seq, next;
+    uint64_t lost_from = 0;
+    kvt_step step = 0;
+    world_init(&w, 4, 16);
+    world_add_disk(&w, 8, 8 * KVT_MIB);
+    world_open(&w);
+    text_make(&text, 1, FOUR);
+    (void)world_serve(&w, &text);
+    world_settle(&w);
+    world_flush(&w, 3, true);
+    io_faulty_rate(w.image, IO_FAULTY_READ, IO_FAULTY_HELD, 1000000);
+    assert_int_equal(world_create(&w, &text, FOUR, false, &seq), FOUR);
+    world_pump(&w, 20);
+    assert_int_equal(world_core(&w)->transfers.in_flight, 4);
+    if (!is_held_to_the_end) world_finish(&w, seq, true);
+    forget_records(&w);
+    world_pump(&w, 5);
+    world_verify(&w);
+    assert_int_equal(world_create(&w, &text, FOUR, false, &next), FOUR); /* joins the reads */
+    world_verify(&w);
+    io_faulty_heal(w.image);
+    if (does_read_fail) io_faulty_rate(w.image, IO_FAULTY_READ, IO_FAULTY_EIO, 1000000);
+    if (is_held_to_the_end) world_finish(&w, seq, true);
+    const enum kvt_ready ready = world_begin(&w, next, 0, &step, &lost_from);
+    world_verify(&w);
+    if (ready == KVT_READY) {
+        world_check(&w, &text, next, FOUR, 0);
+        world_end(&w, step);
+        world_crank(&w, 0);
+    } else {
+        assert_int_equal(ready, KVT_LOST); /* told, not waited for */
+    }
+    io_faulty_heal(w.image);
+    world_finish(&w, next, true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    assert_int_equal(w.rows_wrong, 0);
+    world_close(&w);
+}
+
+static void b10_a_record_that_leaves_while_it_is_read_is_exact_or_lost_for_who_finds_its_block(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 4; n++) found_while_it_is_read(n & 1u, n & 2u);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -329,6 +397,7 @@ int main(void)
         cmocka_unit_test(b06_the_source_of_a_fetch_is_never_a_victim_before_its_end),
         cmocka_unit_test(b08_a_stash_and_a_fetch_between_equal_slot_numbers_are_two_things),
         cmocka_unit_test(b08_block_tables_name_the_right_slots_under_a_random_mix),
+        cmocka_unit_test(b10_a_record_that_leaves_while_it_is_read_is_exact_or_lost_for_who_finds_its_block),
         cmocka_unit_test(b19_blocks_and_budgets_come_back_after_the_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * Steps that begin while their blocks land, layer by layer: each layer is read behind its load, and what was computed from
  * what did not land is taken back.
  */
+#include "runtime/residency.h"
 #include "tests/runtime/world.h"
 
 enum { LAYERS = 2, BLOCKS = 4, TOKENS = BLOCKS * BLOCK_TOKENS, DEVICE_SLOTS = 8, FETCH = KVT_DEVICE_STREAM_FETCH };
@@ -285,6 +286,89 @@ static void a_cut_takes_the_layers_that_were_not_waited_for_with_it(void **state
     world_close(&w);
 }
 
+/* Goal: host memory had all blocks, so the planner left them to the step; before it began, one went down to nvme. */
+static void b24_a_block_that_leaves_host_memory_before_its_step_is_brought_all_the_same(void **state)
+{
+    (void)state;
+    for (uint32_t gone = 0; gone < BLOCKS; gone++) {
+        struct world w;
+        struct text text, first;
+        kvt_seq seq;
+        kvt_step step;
+        world_init(&w, DEVICE_SLOTS, 60);
+        world_add_disk(&w, 60, 8 * KVT_MIB);
+        w.config.is_layered = true;
+        world_open(&w);
+        text_make(&text, 1, TOKENS + 3 * BLOCK_TOKENS);
+        first = text;
+        first.count = TOKENS;
+        (void)world_serve(&w, &first);
+        world_settle(&w);
+        world_flush(&w, 99, false);
+        assert_int_equal(world_create(&w, &text, TOKENS, false, &seq), TOKENS);
+        world_pump(&w, 5); /* the planner has passed all of them by */
+        const struct kvt_sequence *sequence = kvt_sequence_of(world_core(&w), seq);
+        const uint32_t block = sequence->groups[0].blocks[gone];
+        assert_true(kvt_copy_is_resident(kvt_core_block(world_core(&w), block), KVT_TIER_NVME));
+        kvt_host_drop(world_core(&w), block, KVT_POLICY_EVICTED);
+        const enum kvt_ready ready = begin(&w, seq, &step);
+        assert_true(ready == KVT_READY || ready == KVT_LANDING);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            world_wait_layer(&w, step, 0, layer, 0);
+            check_layer(&w, &text, seq, layer);
+        }
+        world_end(&w, step);
+        world_settle(&w);
+        assert_int_equal(w.rows_wrong, 0);
+        world_finish(&w, seq, true);
+        world_close(&w);
+    }
+}
+
+static void drop_copies(struct world *w, uint32_t block, bool is_lost)
+{
+    struct kvt_core *core = world_core(w);
+    if (kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_DEVICE))
+        kvt_device_drop(core, block, KVT_POLICY_EVICTED);
+    if (is_lost && kvt_copy_is_resident(kvt_core_block(core, block), KVT_TIER_HOST))
+        kvt_host_drop(core, block, KVT_POLICY_EVICTED);
+}
+
+/* Goal: the blocks of the first group wait in host memory for a step, which cannot begin: the state is gone. */
+static void b24_a_state_that_is_lost_is_told_though_blocks_before_it_wait_for_the_step(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq;
+    kvt_step step;
+    uint64_t lost_from;
+    world_init(&w, DEVICE_SLOTS, 60);
+    w.config.is_layered = true;
+    w.config.shape.group_count = 2;
+    w.config.shape.groups[1] = (struct kvt_group_shape){
+        .kind = KVT_GROUP_STATE, .dtype = KVT_DTYPE_FP32, .layers = 1, .state_bytes = BLOCK_BYTES
+    };
+    world_open(&w);
+    text_make(&text, 1, TOKENS);
+    (void)world_create(&w, &text, TOKENS, false, &seq);
+    assert_int_equal(world_reserve(&w, seq, 2 * BLOCK_TOKENS), KVT_ROOM_OK);
+    assert_int_equal(world_begin(&w, seq, 0, &step, &lost_from), KVT_READY);
+    assert_int_equal(
+        kvt_seq_commit(w.runtime, seq, text.tokens, 2 * BLOCK_TOKENS, 0, kvt_emulated_stream(w.runtime, 0)), KVT_OK);
+    world_end(&w, step);
+    world_settle(&w);
+    world_idle(&w, seq);
+    world_settle(&w);
+    const struct kvt_sequence *sequence = kvt_sequence_of(world_core(&w), seq);
+    for (uint32_t i = 0; i < 2; i++) drop_copies(&w, sequence->groups[0].blocks[i], false);
+    drop_copies(&w, sequence->groups[1].live, true);
+    assert_int_equal(world_resume(&w, seq), KVT_ROOM_OK);
+    assert_int_equal(begin(&w, seq, &step), KVT_LOST);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 /* Goal: the sequence no longer has the block, and its tokens were computed from it all the same. */
 static void a_load_that_fails_after_its_window_has_moved_on_is_told_too(void **state)
 {
@@ -526,6 +610,8 @@ int main(void)
         cmocka_unit_test(a_cut_takes_the_layers_that_were_not_waited_for_with_it),
         cmocka_unit_test(what_a_landing_step_computes_is_found_when_all_has_landed_and_not_before),
         cmocka_unit_test(a_load_that_fails_takes_back_what_its_step_computed),
+        cmocka_unit_test(b24_a_block_that_leaves_host_memory_before_its_step_is_brought_all_the_same),
+        cmocka_unit_test(b24_a_state_that_is_lost_is_told_though_blocks_before_it_wait_for_the_step),
         cmocka_unit_test(a_load_that_fails_after_its_window_has_moved_on_is_told_too),
         cmocka_unit_test(a_load_that_hangs_takes_back_what_its_step_computed),
         cmocka_unit_test(a_sequence_may_idle_and_end_while_its_blocks_land),

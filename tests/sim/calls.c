@@ -3,13 +3,14 @@
 
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
+#include "runtime/layers.h"
 #include "tests/sim/sim.h"
 #include "tiers/nvme_tier.h"
 
 #define NO_STEP UINT32_MAX
 
 static const char *const rooms[] = { "ok", "pending", "full", "too long" };
-static const char *const readies[] = { "ready", "not ready", "lost" };
+static const char *const readies[] = { "ready", "not ready", "lost", "landing" };
 
 static bool has_group(const struct sim *sim, enum kvt_group_kind kind)
 {
@@ -47,6 +48,8 @@ void sim_forget_sequences(struct sim *sim)
         if (sim->sequences[i].last_drop == 0) sim->archive[i % SIM_ARCHIVE] = sim->sequences[i];
         sim->sequences[i].is_live = false;
     }
+    memset(sim->more, 0, sizeof sim->more);
+    memset(sim->windows, 0, sizeof sim->windows);
     memset(sim->steps, 0, sizeof sim->steps);
 }
 
@@ -60,6 +63,7 @@ static bool is_pristine(struct sim *sim)
     if (counters->dropped_blocks + counters->given_up_blocks + counters->failures + counters->abandoned > 0)
         return false;
     if (sim->plan.transfers_max < 64 || sim->plan.prefill_tokens_per_s > 0) return false;
+    if (sim->plan.is_layered) return false; /* what is computed while blocks land is found later */
     if (!sim_store(sim)) return true;
     struct kvt_store_stats stats;
     kvt_store_stats(sim_store(sim), &stats);
@@ -98,26 +102,12 @@ static void check_reuse(struct sim *sim, uint32_t index, kvt_seq handle, uint32_
               reused, longest * block_tokens);
 }
 
-/* Blocks that a create found, in all groups: each is a hit of one tier. */
-static uint64_t count_found(struct sim *sim, uint32_t reused)
-{
-    const uint32_t blocks = reused / sim->plan.shape.block_tokens;
-    uint64_t found = 0;
-    for (uint32_t g = 0; g < sim->plan.shape.group_count && blocks > 0; g++) {
-        if (sim->plan.shape.groups[g].kind == KVT_GROUP_STATE) {
-            found++;
-            continue;
-        }
-        const uint32_t first = twin_first_needed(&sim->twin, g, reused), sinks = twin_sink_blocks(&sim->twin, g);
-        found += blocks - first + kvt_min_u32(first, sinks);
-    }
-    return found;
-}
-
 static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_t salt)
 {
     const uint32_t index = free_place(sim);
     if (index == SIM_SEQUENCES_MAX) return;
+    static struct sim_lookup lookup;
+    sim_tally_lookup(sim, params, &lookup);
     const bool is_short = sim_memory_short(sim);
     kvt_seq handle = 0;
     uint64_t reused = 0;
@@ -132,7 +122,7 @@ static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_
                   (int)status, sim_core(sim)->sequence_count);
         return;
     }
-    twin_begin(&sim->scratch, salt);
+    twin_begin(&sim->scratch, sim_world_salt(sim, salt));
     for (uint32_t i = 0; i < params->token_count; i++) twin_push(&sim->scratch, params->tokens[i]);
     const uint64_t count = params->token_count;
     check_reuse(sim, index, handle, (uint32_t)reused, count ? kvt_min_u64(params->reuse_max, count - 1) : 0);
@@ -141,8 +131,10 @@ static void create(struct sim *sim, const struct kvt_seq_params *params, uint32_
     twin->tokens = (uint32_t)reused;
     twin->prompt = (uint32_t)count;
     twin->handle = handle;
+    sim->more[index] = (struct sim_sequence_more){ 0 };
     sim->counts.reused_tokens += reused;
-    sim->found_blocks += count_found(sim, (uint32_t)reused);
+    sim_tally_found(sim, &lookup, (uint32_t)reused);
+    sim_tally_sequences(sim);
 }
 
 /* Ids of a document, or the beginning of what some sequence has or had. */
@@ -157,7 +149,8 @@ static uint32_t make_prompt(struct sim *sim, uint32_t *ret_ids, uint32_t *ret_sa
     if (sim_chance(sim, 75) && from->tokens > 0) {
         count = 1 + sim_below(sim, from->tokens);
         memcpy(ret_ids, from->ids, count * sizeof *ret_ids);
-        if (sim_chance(sim, 90)) *ret_salt = from->salt; /* otherwise another tenant asks for the same */
+        if (sim_chance(sim, 90))
+            *ret_salt = from->salt % SIM_WORLD_SALTS; /* otherwise another tenant asks for the same */
         for (uint32_t extra = sim_below(sim, 8); extra > 0 && count < TWIN_TOKENS_MAX / 2; extra--, count++)
             ret_ids[count] = count % 7;
     } else {
@@ -270,7 +263,9 @@ static void note_content(struct sim *sim, const struct twin_sequence *twin, uint
     const struct kvt_block *block = kvt_core_block(sim_core(sim), table->blocks[i]);
     if (!kvt_block_has(block, KVT_BLOCK_SEALED)) return;
     const struct kvt_key space = sim_core(sim)->config.space[g];
-    struct sim_sealed sealed = { .name = { { space.lo, space.hi }, { block->key.lo, block->key.hi } }, .group = g };
+    struct sim_sealed sealed = { .name = { { space.lo, space.hi }, { block->key.lo, block->key.hi } },
+                                 .group = g,
+                                 .world = sim->world };
     const uint32_t block_tokens = sim->plan.shape.block_tokens;
     if (sim->plan.shape.groups[g].kind == KVT_GROUP_STATE) sealed.values[0] = twin_block_value(&sim->twin, twin, i);
     else memcpy(sealed.values, twin->value + i * block_tokens, block_tokens * sizeof sealed.values[0]);
@@ -367,22 +362,52 @@ static void truncate_to(struct sim *sim, uint32_t i, uint32_t tokens)
               (unsigned long long)lost_from);
     SIM_CHECK(sim, sequence->lost_from == UINT64_MAX, "still lost");
     twin_cut(&sim->twin, twin, (uint32_t)kept);
+    /* Nothing is left that could be wrong, and what the kernels gave is thrown away. */
+    if (kept <= sim->episodes[sim->more[i].episode].from && !kvt_sequence_is_suspect(sequence))
+        sim_episode_end(sim, i, false);
 }
 
 static void note_loss(struct sim *sim, uint32_t i, uint64_t lost_from)
 {
     const struct twin_sequence *twin = &sim->sequences[i];
     sim->counts.losses++;
+    sim->tally.losses++;
     SIM_CHECK(sim, lost_from <= twin->tokens, "sequence %u lost from %llu", i, (unsigned long long)lost_from);
-    SIM_CHECK(sim, lost_from % sim->plan.shape.block_tokens == 0, "sequence %u lost from %llu", i,
-              (unsigned long long)lost_from);
+    /* What a window told of says nothing of the step that is landing. */
+    if (!kvt_sequence_is_suspect(sim_sequence(sim, i))) sim_episode_end(sim, i, false);
+    /* Layer by layer all that was computed since the step is lost. A fork of a lost sequence is lost from the same token on. */
+    SIM_CHECK(sim, sim->plan.is_layered || lost_from % sim->plan.shape.block_tokens == 0, "sequence %u lost from %llu",
+              i, (unsigned long long)lost_from);
     struct kvt_store_stats stats = { 0 };
     if (sim_store(sim)) kvt_store_stats(sim_store(sim), &stats);
     const struct kvt_counters *counters = &sim_core(sim)->counters;
     const bool may_lose = counters->given_up_blocks > 0 || counters->abandoned > 0 || stats.lost_records > 0
-        || sim->was_reset || !sim_plan_is_calm(&sim->plan);
+        || sim->was_reset || sim->was_unwaited || !sim_plan_is_calm(&sim->plan);
     SIM_CHECK(sim, may_lose, "sequence %u lost tokens from %llu and nothing had failed", i,
               (unsigned long long)lost_from);
+}
+
+/* Layer 0 is computed while layer 1 loads. Now and then an engine forgets to wait. */
+static void read_by_layers(struct sim *sim, const struct sim_step *step)
+{
+    uint32_t layers = 0;
+    for (uint32_t g = 0; g < sim->plan.shape.group_count; g++)
+        layers = kvt_max_u32(layers, sim->plan.shape.groups[g].layers);
+    for (uint32_t l = 0; l < layers; l++) {
+        for (uint32_t g = 0; g < sim->plan.shape.group_count; g++) {
+            if (l >= sim->plan.shape.groups[g].layers) continue;
+            if (!sim->is_calm && sim_chance(sim, 3)) {
+                sim->was_unwaited = true;
+                continue;
+            }
+            const enum kvt_status status = kvt_step_wait_layer(sim->runtime, step->handle, g, l,
+                                                               sim_stream(sim, step->stream));
+            SIM_CHECK(sim, status == KVT_OK, "group %u: layer %u cannot be waited for: status %d", g, l, (int)status);
+        }
+        if (!sim->is_calm && sim_chance(sim, 30)) sim_drift(sim);
+        for (uint32_t m = 0; m < step->count; m++)
+            sim_launch_read_layer(sim, &sim->sequences[step->members[m]], l, step->stream);
+    }
 }
 
 /* Begins a step of these sequences; those that are ready read. False: none was. */
@@ -392,17 +417,26 @@ static bool begin_step(struct sim *sim, const uint32_t *members, uint32_t count,
     for (uint32_t m = 0; m < count; m++)
         entries[m] = (struct kvt_step_entry){ .seq = sim->sequences[members[m]].handle };
     const uint32_t stream = sim_below(sim, SIM_ENGINE_STREAMS);
+    bool are_landing = false;
     *step = (struct sim_step){ .stream = stream };
     const enum kvt_status status = kvt_step_begin(sim->runtime, entries, count, sim_stream(sim, stream), &step->handle);
     SIM_CHECK(sim, status == KVT_OK, "status %d", (int)status);
     for (uint32_t m = 0; m < count; m++) {
         sim_say(sim, "step on %u: %u is %s", stream, members[m], readies[entries[m].ready]);
         if (entries[m].ready == KVT_LOST) note_loss(sim, members[m], entries[m].lost_from);
-        if (entries[m].ready == KVT_READY) step->members[step->count++] = members[m];
+        if (entries[m].ready == KVT_READY || entries[m].ready == KVT_LANDING) step->members[step->count++] = members[m];
+        if (entries[m].ready == KVT_LANDING) sim_episode_begin(sim, members[m]);
+        are_landing = are_landing || entries[m].ready == KVT_LANDING;
     }
+    SIM_CHECK(sim, !are_landing || sim->plan.is_layered, "a sequence is landing, and nobody asked for that");
     SIM_CHECK(sim, (step->handle != 0) == (step->count > 0), "%u are ready", step->count);
     sim->counts.readies += step->count;
-    for (uint32_t m = 0; m < step->count; m++) sim_launch_read(sim, &sim->sequences[step->members[m]], stream);
+    sim->tally.steps += step->count > 0;
+    if (are_landing) {
+        read_by_layers(sim, step);
+    } else {
+        for (uint32_t m = 0; m < step->count; m++) sim_launch_read(sim, &sim->sequences[step->members[m]], stream);
+    }
     for (uint32_t m = 0; m < count; m++) {
         /* A loss is dealt with at once, or later. */
         if (entries[m].ready == KVT_LOST && sim_chance(sim, 70))
@@ -484,13 +518,18 @@ static void call_fork(struct sim *sim)
     sim_say(sim, "fork %u: status %d, %u", i, (int)status, to);
     if (was_in_step) SIM_CHECK(sim, status == KVT_INVAL, "in a step: status %d", (int)status);
     if (status != KVT_OK) {
-        SIM_CHECK(sim, status == KVT_FULL || was_in_step || (status == KVT_NOMEM && is_short), "status %d",
-                  (int)status);
+        const bool is_landing = status == KVT_INVAL && sim->more[i].episode != 0;
+        SIM_CHECK(sim, status == KVT_FULL || was_in_step || is_landing || (status == KVT_NOMEM && is_short),
+                  "status %d", (int)status);
         return;
     }
     sim->sequences[to] = sim->sequences[i];
     sim->sequences[to].handle = fork;
+    sim->more[to] = (struct sim_sequence_more){ .is_streamed = sim->more[i].is_streamed };
+    /* Only what has landed is shared; of what is lost the fork is lost, too. */
+    sim_episode_end(sim, i, sim_sequence(sim, i)->lost_from == UINT64_MAX);
     if (sim_chance(sim, 50)) sim->sequences[to].prompt = sim->sequences[to].tokens;
+    sim_tally_sequences(sim);
 }
 
 static void call_truncate(struct sim *sim)
@@ -575,7 +614,7 @@ static void call_reset(struct sim *sim)
     twin_forget(&sim->twin);
     sim->counts.resets++;
     sim->durable_run++;
-    sim->was_reset = true;
+    sim->was_reset = sim->tally.has_reset = true;
     for (uint32_t i = 0; i < SIM_SEQUENCES_MAX; i++) sim->sequences[i].is_unshared = true;
 }
 
@@ -609,6 +648,23 @@ static void call_bad(struct sim *sim)
     (void)kvt_seq_stall(sim->runtime, sim->sequences[i].handle);
 }
 
+/* What only some plans do. */
+static void call_more(struct sim *sim)
+{
+    const uint32_t i = sim_below(sim, SIM_SEQUENCES_MAX);
+    const bool is_live = sim->sequences[i].is_live;
+    if (sim->plan.is_layered && is_live && sim_chance(sim, 40)) (void)sim_ask_landed(sim, i);
+    if (sim->plan.is_reading && sim_chance(sim, 12)) sim_call_window(sim);
+    if (sim->plan.is_reading && is_live && sim_chance(sim, 4)) sim_call_stream(sim, i);
+    if (sim->plan.is_hinting && is_live && sim_chance(sim, 10)) sim_call_hint(sim, i);
+    if (sim->plan.is_compacting && sim_store(sim) && sim_below(sim, 400) == 0) {
+        const enum kvt_status status = kvt_store_compact(sim_store(sim));
+        sim_say(sim, "compact: status %d", (int)status);
+        SIM_CHECK(sim, status == KVT_OK || (status == KVT_IO && !sim_plan_is_calm(&sim->plan)), "status %d",
+                  (int)status);
+    }
+}
+
 void sim_call(struct sim *sim)
 {
     const uint32_t draw = sim_below(sim, 1000);
@@ -628,6 +684,7 @@ void sim_call(struct sim *sim)
     else if (draw < 823 && sim_below(sim, 1000) < sim->plan.reset_share) call_reset(sim);
     else sim_drift(sim);
     for (uint32_t n = sim_below(sim, 1 + sim->plan.haste); n > 0; n--) sim_drift(sim);
+    call_more(sim);
 }
 
 /* ---- The end ----------------------------------------------------------------------------------------------------- */
@@ -651,6 +708,23 @@ static void append_at_last(struct sim *sim, uint32_t i)
     sim_fail(sim, "sequence %u: append is pending for ever", i);
 }
 
+/* What a streamed sequence attends to, whole, through a window of its own. */
+static void read_through_window(struct sim *sim, uint32_t i, struct sim_step *step)
+{
+    for (uint32_t g = 0; g < sim->plan.shape.group_count; g++) {
+        if (sim->plan.shape.groups[g].kind == KVT_GROUP_STATE || !step->handle) continue;
+        struct sim_window window = { .sequence = i, .group = g, .handle = sim->sequences[i].handle };
+        enum kvt_room room;
+        const enum kvt_status status = kvt_reader_open(sim->runtime, window.handle, g, 1, &room, &window.reader);
+        SIM_CHECK(sim, status == KVT_OK, "status %d", (int)status);
+        sim_say(sim, "window of 1 for %u, group %u, at the end: room %d", i, g, (int)room);
+        if (room != KVT_ROOM_OK) continue;
+        sim_window_read(sim, &window, step->stream, true);
+        end_step(sim, step);
+        sim_window_close(sim, &window);
+    }
+}
+
 /* The sequence is the only active one: it must become ready, or lost, and read everything. */
 static void bring_back(struct sim *sim, uint32_t i)
 {
@@ -661,7 +735,18 @@ static void bring_back(struct sim *sim, uint32_t i)
         struct sim_step step;
         sim_round(sim);
         if (begin_step(sim, &i, 1, &step)) {
-            end_step(sim, &step);
+            /* One group a step: a window is closed outside of it. */
+            if (sim->more[i].is_streamed) read_through_window(sim, i, &step);
+            if (step.handle) end_step(sim, &step);
+            for (uint32_t n = 0; !sim_ask_landed(sim, i); n++) {
+                SIM_CHECK(sim, n < SIM_ROUNDS_MAX, "sequence %u does not land", i);
+                sim_round(sim);
+            }
+            const uint64_t lost = sim_sequence(sim, i)->lost_from;
+            if (lost != UINT64_MAX) {
+                truncate_to(sim, i, (uint32_t)lost);
+                continue;
+            }
             append_at_last(sim, i);
             return;
         }
@@ -687,6 +772,9 @@ void sim_finish_all(struct sim *sim)
 {
     for (uint32_t s = 0; s < SIM_STEPS_MAX; s++) {
         if (sim->steps[s].handle) end_step(sim, &sim->steps[s]);
+    }
+    for (uint32_t w = 0; w < SIM_WINDOWS; w++) {
+        if (sim->windows[w].reader) sim_window_close(sim, &sim->windows[w]);
     }
     idle_all(sim);
     sim_drain(sim);

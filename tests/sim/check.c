@@ -7,6 +7,9 @@
 #include "runtime/residency.h"
 #include "tests/sim/sim.h"
 #include "tiers/codec.h"
+#include "tiers/store_format.h"
+#include "tiers/store_seal.h"
+#include "tiers/store_verify.h"
 #include "tiers/tier.h"
 
 #define LISTED_BATCH 64
@@ -30,10 +33,16 @@ void sim_check_tick(struct sim *sim)
 static void check_caps(struct sim *sim, const struct kvt_stats *stats)
 {
     const struct io_faulty_counters disk = io_faulty_counters(sim->image);
-    SIM_CHECK(sim, disk.bytes_peak <= sim->config.nvme_bytes, "the disk held %llu bytes, the cap is %llu",
-              (unsigned long long)disk.bytes_peak, (unsigned long long)sim->config.nvme_bytes);
-    SIM_CHECK(sim, stats->store_allocated_peak <= sim->config.nvme_bytes, "the store says it took %llu of %llu bytes",
-              (unsigned long long)stats->store_allocated_peak, (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, disk.bytes_peak <= sim->nvme_bytes_most, "the disk held %llu bytes, the cap is %u",
+              (unsigned long long)disk.bytes_peak, sim->nvme_bytes_most);
+    /* A directory that is left out keeps what it has; a file that cannot be removed, too. */
+    const bool may_be_more = sim->was_changed && (sim->plan.stripes > 1 || !sim_plan_is_calm_disk(&sim->plan));
+    SIM_CHECK(sim, may_be_more || disk.bytes_used <= sim->config.nvme_bytes,
+              "the disk holds %llu bytes, the cap is %llu", (unsigned long long)disk.bytes_used,
+              (unsigned long long)sim->config.nvme_bytes);
+    SIM_CHECK(sim, may_be_more || stats->store_allocated_peak <= sim->config.nvme_bytes,
+              "the store says it took %llu of %llu bytes", (unsigned long long)stats->store_allocated_peak,
+              (unsigned long long)sim->config.nvme_bytes);
     SIM_CHECK(sim, stats->tiers[KVT_TIER_HOST].peak_bytes <= sim->config.host_bytes,
               "host memory took %llu bytes, the cap is %llu",
               (unsigned long long)stats->tiers[KVT_TIER_HOST].peak_bytes, (unsigned long long)sim->config.host_bytes);
@@ -47,23 +56,22 @@ static void check_caps(struct sim *sim, const struct kvt_stats *stats)
 static void check_stats(struct sim *sim, struct kvt_stats *ret_stats)
 {
     const struct kvt_core *core = sim_core(sim);
-    uint64_t live = 0, device = 0, host = 0, hits = 0;
+    uint64_t live = 0, device = 0, host = 0;
     for (uint32_t i = 0; i < SIM_SEQUENCES_MAX; i++) live += sim->sequences[i].is_live;
     for (uint32_t b = 0; b < core->table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(core, b);
         device += block->device_slot != KVT_NO_SLOT;
         host += block->host_slot != KVT_NO_SLOT;
     }
+    const struct sim_tally tally = sim->tally;
     kvt_stats(sim->runtime, ret_stats);
-    for (uint32_t t = 0; t < KVT_TIERS; t++) hits += ret_stats->tiers[t].hits;
     SIM_CHECK(sim, ret_stats->sequences == live, "%llu sequences, not %llu", (unsigned long long)ret_stats->sequences,
               (unsigned long long)live);
     SIM_CHECK(sim, ret_stats->tiers[KVT_TIER_DEVICE].blocks == device, "%llu blocks on the device, not %llu",
               (unsigned long long)ret_stats->tiers[KVT_TIER_DEVICE].blocks, (unsigned long long)device);
     SIM_CHECK(sim, ret_stats->tiers[KVT_TIER_HOST].blocks == host, "%llu blocks in host memory, not %llu",
               (unsigned long long)ret_stats->tiers[KVT_TIER_HOST].blocks, (unsigned long long)host);
-    SIM_CHECK(sim, hits == sim->found_blocks, "the tiers count %llu hits, %llu blocks were found",
-              (unsigned long long)hits, (unsigned long long)sim->found_blocks);
+    sim_check_counters(sim, ret_stats, &tally);
 }
 
 /* A window keeps its window: its memory does not grow with the sequence. */
@@ -133,10 +141,7 @@ void sim_check_idle(struct sim *sim)
 
 typedef void (*record_fn)(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed);
 
-/*
- * Every record that is listed; sealed is what must lie there, NULL for a private one. What was put while a directory was
- * left out, and belongs there, is listed and not found: nobody is served with it.
- */
+/* Every record that is listed; sealed is what must lie there, NULL for a private one. */
 static uint64_t for_each_record(struct sim *sim, record_fn visit)
 {
     struct kvt_store_listed listed[LISTED_BATCH];
@@ -146,8 +151,6 @@ static uint64_t for_each_record(struct sim *sim, record_fn visit)
         for (uint32_t i = 0; i < n; i++) {
             struct sim_sealed *sealed = listed[i].is_private ? NULL : sim_content_find(&sim->content, &listed[i].name);
             SIM_CHECK(sim, listed[i].is_private || sealed, "a record of %u bytes that nobody sealed", listed[i].length);
-            struct kvt_store_found found;
-            if (sim->plan.stripes > 1 && !kvt_store_find(sim_store(sim), &listed[i].name, &found)) sealed = NULL;
             visit(sim, &listed[i], sealed);
             count++;
         }
@@ -184,11 +187,14 @@ static void mark_expected(struct sim *sim, const struct kvt_store_listed *listed
 void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
 {
     struct sim *sim = user;
+    sim_tally_transfer(sim, event);
     if (event->to != KVT_TIER_NVME) return;
     const struct kvt_name name = kvt_block_name(&sim->opened->core, event->block);
     struct sim_sealed *sealed = sim_content_find(
         &sim->content, &(struct kvt_store_name){ { name.space.lo, name.space.hi }, { name.key.lo, name.key.hi } });
-    if (sealed) sealed->durable = 0;
+    if (!sealed) return;
+    sealed->durable = 0;
+    sealed->digest = 0; /* it may be packed in another way */
 }
 
 void sim_check_before_crash(struct sim *sim)
@@ -212,14 +218,28 @@ void sim_check_after_crash(struct sim *sim)
     if (sim_store(sim)) sim_check_store(sim);
 }
 
+/* What the records take by their lengths. */
+static void add_live(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+{
+    (void)sealed;
+    sim->listed_bytes += kvt_store_stored_bytes(listed->length + (sim->key_number > 0 ? KVT_SEAL_BYTES : 0),
+                                                sim->plan.disk_alignment);
+}
+
+static void check_live_bytes(struct sim *sim, const struct kvt_store_stats *stats)
+{
+    sim->listed_bytes = 0;
+    (void)for_each_record(sim, add_live);
+    SIM_CHECK(sim, sim->listed_bytes == stats->live_bytes, "records take %llu bytes, and it says %llu",
+              (unsigned long long)sim->listed_bytes, (unsigned long long)stats->live_bytes);
+}
+
 /* ---- Every record, read ------------------------------------------------------------------------------------------ */
 
 static void take_buffers(struct sim *sim)
 {
-    const size_t scratch = sim->runtime->codec ? kvt_codec_scratch_bytes(sim->runtime->codec) : 0;
-    if (!sim->packed) sim->packed = kvt_table_map(RECORD_BYTES_MAX);
+    const uint64_t scratch = sim->runtime && sim->runtime->codec ? kvt_codec_scratch_bytes(sim->runtime->codec) : 1;
     if (!sim->raw) sim->raw = kvt_table_map(RECORD_BYTES_MAX);
-    KVT_ASSERT(sim->packed != NULL);
     KVT_ASSERT(sim->raw != NULL);
     if (scratch <= sim->scratch_size) return;
     kvt_table_unmap(sim->scratch_bytes, sim->scratch_size);
@@ -228,30 +248,12 @@ static void take_buffers(struct sim *sim)
     KVT_ASSERT(sim->scratch_bytes != NULL);
 }
 
-static enum kvt_status read_record(struct sim *sim, const struct kvt_store_listed *listed)
-{
-    struct kvt_store_op get = { .kind = KVT_STORE_GET,
-                                .flags = KVT_STORE_GENERATION_ANY,
-                                .name = listed->name,
-                                .buffer = sim->packed,
-                                .length = RECORD_BYTES_MAX };
-    struct kvt_store_op *const ops[] = { &get };
-    struct kvt_store_op *done = NULL;
-    const uint32_t accepted = kvt_store_submit(sim_store(sim), ops, 1);
-    SIM_CHECK(sim, accepted == 1, "a get was not accepted");
-    for (uint32_t round = 0; kvt_store_poll(sim_store(sim), &done, 1) == 0; round++) {
-        SIM_CHECK(sim, round < SIM_ROUNDS_MAX, "a get does not come back");
-        (void)kvt_store_wait(sim_store(sim), SIM_MS);
-    }
-    SIM_CHECK(sim, done == &get, "another op came back");
-    return get.status;
-}
-
 /* The record's bytes as they lie in a block: [layer][plane][token][row]. NULL: they do not unpack. */
-static const uint8_t *unpacked(struct sim *sim, const struct kvt_store_listed *listed, uint32_t group, uint32_t tokens)
+static const uint8_t *unpacked(struct sim *sim, const struct kvt_store_listed *listed, const uint8_t *bytes,
+                               uint32_t group, uint32_t tokens)
 {
     const struct kvt_group_shape *shape = &sim->plan.shape.groups[group];
-    if ((enum kvt_form)listed->form == KVT_FORM_RAW) return sim->packed;
+    if ((enum kvt_form)listed->form == KVT_FORM_RAW) return bytes;
     const uint32_t planes = shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2;
     const uint64_t plane_bytes = kvt_group_row_bytes(shape) * tokens;
     struct kvt_chunk_view views[8];
@@ -259,12 +261,12 @@ static const uint8_t *unpacked(struct sim *sim, const struct kvt_store_listed *l
     for (uint32_t l = 0; l < shape->layers; l++) {
         for (uint32_t p = 0; p < planes; p++) views[l].plane[p] = sim->raw + (l * planes + p) * plane_bytes;
     }
-    const enum kvt_status status = kvt_codec_unpack(sim->runtime->codec, group, sim->packed, listed->length, tokens,
-                                                    views, sim->scratch_bytes);
+    const enum kvt_status status = kvt_codec_unpack(sim->runtime->codec, group, bytes, listed->length, tokens, views,
+                                                    sim->scratch_bytes);
     return status == KVT_OK ? sim->raw : NULL;
 }
 
-static void check_bytes(struct sim *sim, const struct sim_sealed *sealed, const uint8_t *bytes, uint32_t tokens)
+static bool is_content(struct sim *sim, const struct sim_sealed *sealed, const uint8_t *bytes, uint32_t tokens)
 {
     const struct kvt_group_shape *shape = &sim->plan.shape.groups[sealed->group];
     const uint32_t planes = shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2;
@@ -273,45 +275,105 @@ static void check_bytes(struct sim *sim, const struct sim_sealed *sealed, const 
     for (uint32_t s = 0; s < shape->layers * planes; s++) {
         for (uint32_t t = 0; t < tokens; t++, bytes += row_bytes) {
             twin_row(sealed->values[t], sealed->group, s, expected, row_bytes);
-            SIM_CHECK(sim, memcmp(bytes, expected, row_bytes) == 0,
-                      "a record of group %u has other bytes than were sealed under its name", sealed->group);
+            if (memcmp(bytes, expected, row_bytes) != 0) return false;
         }
     }
+    return true;
 }
 
-static void check_record(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+/*
+ * The bytes of a record are those that were sealed under its name. Without a runtime there is no codec to unpack it with:
+ * then they must be those that were right when they were last read.
+ */
+static bool is_right(void *user, const struct kvt_store_listed *listed, const void *bytes)
 {
-    if (!sealed) return;
+    struct sim *sim = user;
+    struct sim_sealed *sealed = listed->is_private ? NULL : sim_content_find(&sim->content, &listed->name);
+    SIM_CHECK(sim, listed->is_private || sealed, "a record of %u bytes that nobody sealed", listed->length);
+    sim->counts.records_read++;
+    if (!sealed) return true;
     const bool is_state = sim->plan.shape.groups[sealed->group].kind == KVT_GROUP_STATE;
     const uint32_t tokens = is_state ? 1 : sim->plan.shape.block_tokens;
-    const enum kvt_status status = read_record(sim, listed);
-    sim->counts.records_read++;
-    if (status != KVT_OK) {
-        /* What was being written when it all went dark may lie there torn: it is found out here, and forgotten. */
-        const bool may_be_torn = sim->was_crashed && sealed->durable != sim->durable_run;
-        SIM_CHECK(sim, may_be_torn || sim_plan_is_lying(&sim->plan),
-                  "a record fails its check on a disk that never lied: status %d", (int)status);
-        return;
+    const uint64_t digest = kvt_key_digest(bytes, listed->length).lo;
+    const bool has_codec = sim->runtime && sim->runtime->codec && sealed->world == sim->world;
+    if ((enum kvt_form)listed->form != KVT_FORM_RAW && !has_codec) {
+        sim->counts.records_digested += sealed->digest != 0;
+        return sealed->digest == 0 || sealed->digest == digest;
     }
-    const uint8_t *bytes = unpacked(sim, listed, sealed->group, tokens);
-    /* A record that was packed with tables that are lost is refused by the reader: a miss. */
-    if (bytes) check_bytes(sim, sealed, bytes, tokens);
+    const uint8_t *content = unpacked(sim, listed, bytes, sealed->group, tokens);
+    sealed->digest = 0;
+    if (!content) return true; /* packed with tables that are lost: refused by its reader, a miss */
+    if (!is_content(sim, sealed, content, tokens)) return false;
+    sealed->digest = digest;
+    return true;
+}
+
+static void note_refused(void *user, const struct kvt_store_listed *listed, enum kvt_status status)
+{
+    struct sim *sim = user;
+    const struct sim_sealed *sealed = sim_content_find(&sim->content, &listed->name);
+    /* What was being written when it all went dark may lie there torn: it is found out here, and forgotten. */
+    const bool may_be_torn = sim->was_crashed && sealed && sealed->durable != sim->durable_run;
+    SIM_CHECK(sim, may_be_torn || sim_plan_is_lying(&sim->plan),
+              "a record fails its check on a disk that never lied: status %d", (int)status);
 }
 
 void sim_check_store(struct sim *sim)
 {
     if (!sim_store(sim)) return;
-    KVT_ASSERT(sim->runtime->nvme->in_flight == 0);
+    KVT_ASSERT(!sim->runtime || sim->runtime->nvme->in_flight == 0);
     take_buffers(sim);
     struct kvt_store_stats before, after;
     kvt_store_stats(sim_store(sim), &before);
-    const uint64_t listed = for_each_record(sim, check_record);
+    const struct kvt_store_verify how = { .is_right = is_right, .refused = note_refused, .user = sim };
+    struct kvt_store_verified verified;
+    const enum kvt_status status = kvt_store_verify(sim_store(sim), &how, &verified);
+    KVT_ASSERT(status == KVT_OK);
     kvt_store_stats(sim_store(sim), &after);
+    sim->tally.own_gets += verified.good;
+    sim->counts.verifies++;
+    SIM_CHECK(sim, verified.served_bad == 0, "%llu bad records are served of %llu",
+              (unsigned long long)verified.served_bad, (unsigned long long)before.records);
+    /* A segment may be in the middle of being recycled. */
+    const uint64_t evicted = after.evicted_records - before.evicted_records,
+                   count = kvt_store_verified_count(&verified);
+    SIM_CHECK(sim, verified.unreachable <= evicted, "%llu records are listed and not found",
+              (unsigned long long)verified.unreachable);
+    SIM_CHECK(sim, count <= before.records && count + evicted >= before.records, "%llu records, and %llu in the list",
+              (unsigned long long)before.records, (unsigned long long)count);
+    SIM_CHECK(sim, after.records + verified.refused + evicted == before.records,
+              "%llu records are left of %llu, %llu were refused", (unsigned long long)after.records,
+              (unsigned long long)before.records, (unsigned long long)verified.refused);
     const uint64_t bad = after.corrupt - before.corrupt + after.read_errors - before.read_errors;
-    SIM_CHECK(sim, after.records == before.records - bad, "%llu records of %llu are left, %llu were bad",
-              (unsigned long long)after.records, (unsigned long long)before.records, (unsigned long long)bad);
-    SIM_CHECK(sim, bad > 0 || listed == before.records, "%llu records, and %llu in the list",
-              (unsigned long long)before.records, (unsigned long long)listed);
+    SIM_CHECK(sim, bad == verified.refused, "it counts %llu bad records, %llu were refused", (unsigned long long)bad,
+              (unsigned long long)verified.refused);
     SIM_CHECK(sim, after.read_errors == before.read_errors || sim_plan_is_lying(&sim->plan),
               "reads failed on a healthy disk");
+    if (verified.refused == 0) check_live_bytes(sim, &after);
+}
+
+void sim_check_directory(struct sim *sim)
+{
+    if (sim->plan.nvme_bytes == 0) return;
+    KVT_ASSERT(!sim->runtime);
+    struct kvt_store_config config = kvt_store_config_default();
+    config.capacity_bytes = sim->config.nvme_bytes;
+    config.key = sim->config.nvme_key;
+    if (sim->plan.stripes > 1) {
+        config.paths = sim_directories(sim);
+        config.path_count = sim->plan.stripes;
+    } else {
+        config.path = sim_directories(sim)[0];
+    }
+    char error[256];
+    const enum kvt_status status = kvt_store_open(&config, &sim->env, &sim->directory, error, sizeof error);
+    SIM_CHECK(sim, status == KVT_OK, "the directory cannot be opened for a look: status %d: %s", (int)status, error);
+    struct kvt_store_stats stats;
+    kvt_store_stats(sim->directory, &stats);
+    sim_say(sim, "the directory: %llu records, %llu bad at open", (unsigned long long)stats.records,
+            (unsigned long long)stats.recovered_bad);
+    SIM_CHECK(sim, stats.recovered_bad == 0 || !sim_plan_is_calm(&sim->plan), "%llu bad records after no fault",
+              (unsigned long long)stats.recovered_bad);
+    sim_check_after_crash(sim);
+    kvt_store_close(&sim->directory);
 }

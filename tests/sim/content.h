@@ -16,6 +16,8 @@
 struct sim_sealed {
     struct kvt_store_name name;
     uint64_t values[SIM_BLOCK_TOKENS_MAX]; /* of the tokens; a state group: of the last one alone */
+    uint32_t world;                        /* that it was sealed in */
+    uint64_t digest;                       /* of the record's bytes when they were last found right; 0: they were not */
     uint32_t group;
     uint32_t durable; /* the run of sim.durable_run in which a sync covered it; 0: none did */
 };

@@ -6,10 +6,13 @@
 #include "runtime/base/mem.h"
 #include "tests/sim/sim.h"
 
+#define RUBBISH 0x5a /* what is computed from wrong bytes */
+
 /* Rows [from, to) of one slot of a group; values are those of the tokens. */
 struct access {
     bool is_write;
     uint32_t group, block, from, to;
+    uint32_t segment, segments; /* of the slot, from where `slot` points to; 0 segments: all */
     uint8_t *slot;
     uint64_t values[SIM_BLOCK_TOKENS_MAX];
 };
@@ -18,6 +21,7 @@ struct kernel {
     struct sim *sim;
     uint32_t sequence;
     uint64_t tick;
+    uint32_t episode; /* of the sequence; 0: none */
     uint32_t count;
     struct access accesses[];
 };
@@ -40,21 +44,33 @@ static void say_whose(struct sim *sim, const uint8_t *at, uint32_t group, uint32
     sim_say(sim, "first byte %02x, group %u", at[0], group);
 }
 
+static uint32_t segments_of(const struct kvt_group_shape *shape, uint32_t layers)
+{
+    return layers * (shape->kind == KVT_GROUP_STATE || shape->planes == 1 ? 1 : 2);
+}
+
 static void access_rows(const struct kernel *kernel, const struct access *access)
 {
     struct sim *sim = kernel->sim;
     const struct kvt_group_shape *shape = &sim->plan.shape.groups[access->group];
     const bool is_state = shape->kind == KVT_GROUP_STATE;
     const uint32_t row_bytes = (uint32_t)kvt_group_row_bytes(shape);
-    const uint32_t segments = shape->layers * (is_state || shape->planes == 1 ? 1 : 2);
+    const uint32_t segments = access->segments ? access->segments : segments_of(shape, shape->layers);
+    struct sim_episode *episode = kernel->episode ? &sim->episodes[kernel->episode] : NULL;
     const uint32_t rows = is_state ? 1 : sim->plan.shape.block_tokens;
     uint8_t expected[SIM_ROW_BYTES_MAX];
     for (uint32_t s = 0; s < segments; s++) {
         for (uint32_t t = access->from; t < access->to; t++) {
             uint8_t *at = access->slot + ((size_t)s * rows + t) * row_bytes;
-            twin_row(access->values[t], access->group, s, access->is_write ? at : expected, row_bytes);
+            twin_row(access->values[t], access->group, access->segment + s, access->is_write ? at : expected,
+                     row_bytes);
+            if (access->is_write && episode && episode->has_wrong) memset(at, RUBBISH, row_bytes);
             if (access->is_write || memcmp(at, expected, row_bytes) == 0) continue;
-            say_whose(sim, at, access->group, s, row_bytes);
+            if (episode && !episode->is_right) {
+                episode->has_wrong = true;
+                continue;
+            }
+            say_whose(sim, at, access->group, access->segment + s, row_bytes);
             sim_fail(sim,
                      "wrong bytes: sequence %u read them (launched at tick %llu), group %u, block %u, row %u of %u",
                      kernel->sequence, (unsigned long long)kernel->tick, access->group, access->block, t, access->to);
@@ -77,6 +93,7 @@ static struct kernel *new_kernel(struct sim *sim, const struct twin_sequence *se
     kernel->sim = sim;
     kernel->sequence = sim_index_of(sim, sequence);
     kernel->tick = sim->tick;
+    kernel->episode = sim->more[kernel->sequence].episode;
     return kernel;
 }
 
@@ -134,6 +151,8 @@ static void read_group(struct sim *sim, const struct twin_sequence *sequence, ui
     const uint32_t first = twin_first_needed(&sim->twin, g, tokens);
     for (uint32_t i = 0; i * block_tokens < tokens; i++) {
         if (i < first && i >= twin_sink_blocks(&sim->twin, g)) continue;
+        const bool is_elsewhere = sim->more[sim_index_of(sim, sequence)].is_streamed && shape->kind == KVT_GROUP_FULL;
+        if (is_elsewhere && table.slots[i - table.first] == KVT_NO_SLOT) continue; /* a window reads it */
         if (shape->kind == KVT_GROUP_FULL && sequence->dropped_at[i]) {
             SIM_CHECK(sim, table.slots[i - table.first] == KVT_NO_SLOT, "group %u: block %u was dropped and is there",
                       g, i);
@@ -146,6 +165,62 @@ static void read_group(struct sim *sim, const struct twin_sequence *sequence, ui
                                    .to = kvt_min_u32(block_tokens, tokens - i * block_tokens) };
         for (uint32_t t = 0; t < access->to; t++) access->values[t] = sequence->value[i * block_tokens + t];
     }
+}
+
+/* Narrows accesses from the first one on to one layer. */
+static void only_layer(const struct sim *sim, struct kernel *kernel, uint32_t first, uint32_t layer)
+{
+    for (uint32_t i = first; i < kernel->count; i++) {
+        struct access *access = &kernel->accesses[i];
+        const struct kvt_group_shape *shape = &sim->plan.shape.groups[access->group];
+        const uint32_t rows = shape->kind == KVT_GROUP_STATE ? 1 : sim->plan.shape.block_tokens;
+        access->segment = segments_of(shape, layer);
+        access->segments = segments_of(shape, 1);
+        access->slot += (uint64_t)access->segment * rows * kvt_group_row_bytes(shape);
+    }
+}
+
+void sim_launch_read_layer(struct sim *sim, const struct twin_sequence *sequence, uint32_t layer, uint32_t stream)
+{
+    const uint32_t blocks = sequence->tokens / sim->plan.shape.block_tokens + 1;
+    struct kernel *kernel = new_kernel(sim, sequence, blocks * sim->plan.shape.group_count);
+    for (uint32_t g = 0; g < sim->plan.shape.group_count; g++) {
+        const uint32_t first = kernel->count;
+        if (layer < sim->plan.shape.groups[g].layers) read_group(sim, sequence, g, kernel);
+        only_layer(sim, kernel, first, layer);
+    }
+    sim->counts.reads += kernel->count;
+    launch(sim, kernel, stream);
+}
+
+void sim_launch_chunks(struct sim *sim, const struct twin_sequence *sequence, uint32_t group, uint32_t layer,
+                       const struct kvt_piece *piece, const uint32_t *chunks, uint32_t stream)
+{
+    const struct kvt_group_shape *shape = &sim->plan.shape.groups[group];
+    const uint32_t block_tokens = sim->plan.shape.block_tokens;
+    const uint64_t chunk_bytes = kvt_group_block_bytes(shape, block_tokens) / shape->layers;
+    const uint32_t needed = twin_first_needed(&sim->twin, group, sequence->tokens);
+    struct kernel *kernel = new_kernel(sim, sequence, piece->count);
+    for (uint32_t i = 0; i < piece->count; i++) {
+        const uint32_t block = (uint32_t)piece->first + i;
+        const bool is_past = block < needed && block >= twin_sink_blocks(&sim->twin, group);
+        const bool is_dropped = shape->kind == KVT_GROUP_FULL && sequence->dropped_at[block];
+        if (chunks[i] == KVT_NO_SLOT) {
+            SIM_CHECK(sim, is_past || is_dropped, "group %u: a window has no block %u, which its sequence attends to",
+                      group, block);
+            continue;
+        }
+        if (is_past) continue;
+        struct access *access = &kernel->accesses[kernel->count++];
+        *access = (struct access){ .group = group,
+                                   .block = block,
+                                   .segment = segments_of(shape, layer),
+                                   .segments = segments_of(shape, 1),
+                                   .slot = (uint8_t *)kvt_device_slot(sim->runtime, group, 0) + chunks[i] * chunk_bytes,
+                                   .to = kvt_min_u32(block_tokens, sequence->tokens - block * block_tokens) };
+        for (uint32_t t = 0; t < access->to; t++) access->values[t] = sequence->value[block * block_tokens + t];
+    }
+    launch(sim, kernel, stream);
 }
 
 void sim_launch_read(struct sim *sim, const struct twin_sequence *sequence, uint32_t stream)

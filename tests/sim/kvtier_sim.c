@@ -269,6 +269,9 @@ static struct json_object *json_of(const struct options *options, const struct f
     add_number(root, "reclaims", counts->reclaims);
     add_number(root, "records_read", counts->records_read);
     add_number(root, "records_durable", counts->records_durable);
+    add_number(root, "verifies", counts->verifies);
+    add_number(root, "landings", counts->landings);
+    add_number(root, "window_layers", counts->chunks);
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (counts->faults[f]) add_number(faults, sim_fault_name((enum sim_fault)f), counts->faults[f]);
     }
@@ -311,8 +314,12 @@ static void print_result(const struct options *options, const struct farm_result
         "durable\n",
         (unsigned long long)counts->restarts, (unsigned long long)counts->kills, (unsigned long long)counts->power_cuts,
         (unsigned long long)counts->resets, (unsigned long long)counts->reclaims,
-        (unsigned long long)counts->records_read,
-        (unsigned long long)counts->records_durable);
+        (unsigned long long)counts->records_read, (unsigned long long)counts->records_durable);
+    (void)printf(
+        "  steps that began while blocks landed: %llu, %llu taken back; %llu layers of blocks through windows\n"
+        "  directories verified as store verify does: %llu times\n",
+        (unsigned long long)counts->landings, (unsigned long long)counts->episodes_lost,
+        (unsigned long long)counts->chunks, (unsigned long long)counts->verifies);
     (void)printf("  faults:");
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (counts->faults[f])

@@ -16,7 +16,7 @@
 /* Relative paths: the same seed gives the same run in every process, each of which has a directory of its own. */
 static const char *const paths[] = { NULL, "kv", "kv0,kv1", "kv0,kv1,kv2" };
 
-static const uint8_t store_key[32] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+static const uint8_t store_keys[][32] = { { 0 }, { 1, 2, 3, 4, 5, 6, 7, 8 }, { 8, 7, 6, 5, 4, 3, 2, 1 } };
 
 /* ---- What enters through env ------------------------------------------------------------------------------------- */
 
@@ -105,8 +105,15 @@ void sim_memory_done(struct sim *sim)
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
+const char *const *sim_directories(const struct sim *sim)
+{
+    static const char *const one[] = { "kv" }, *const several[] = { "kv0", "kv1", "kv2" };
+    return sim->plan.stripes > 1 ? several : one;
+}
+
 struct kvt_store *sim_store(struct sim *sim)
 {
+    if (sim->directory) return sim->directory;
     return sim->runtime && sim->runtime->nvme ? kvt_nvme_tier_store(sim->runtime->nvme) : NULL;
 }
 
@@ -139,7 +146,7 @@ static void choose_device_bytes(struct sim *sim, uint64_t scratch_bytes)
     sim_fail(sim, "no size of the device gives each pool %u slots", sim->plan.device_slots_min);
 }
 
-static void configure(struct sim *sim)
+void sim_configure(struct sim *sim)
 {
     const struct sim_plan *plan = &sim->plan;
     uint64_t scratch_bytes = 0;
@@ -153,19 +160,19 @@ static void configure(struct sim *sim)
     struct kvt_config *config = &sim->config;
     *config = kvt_config_default();
     config->shape = plan->shape;
-    config->model = "sim";
     config->device = KVT_DEVICE_EMULATED;
     config->host_bytes = host_bytes(plan, scratch_bytes);
     config->nvme_path = plan->nvme_bytes > 0 ? paths[plan->stripes] : NULL;
     config->nvme_bytes = plan->nvme_bytes;
     config->nvme_bytes_per_day = plan->nvme_bytes > 0 ? plan->nvme_bytes_per_day : 0;
-    config->nvme_key = plan->is_encrypted ? store_key : NULL;
+    config->nvme_key = sim->key_number > 0 ? store_keys[sim->key_number] : NULL;
     config->is_codec_off = !plan->is_codec_on;
     config->is_codec_tables_off = plan->is_codec_tables_off;
     config->device_policy = plan->device_policy;
     config->host_policy = plan->host_policy;
     config->admission = plan->admission;
     config->prefetch = plan->prefetch;
+    config->is_layered = plan->is_layered;
     config->sequences_max = plan->sequences_max;
     config->transfers_max = plan->transfers_max;
     config->prefetch_bytes_max = 64 * KVT_KIB;
@@ -174,6 +181,8 @@ static void configure(struct sim *sim)
     config->link_hbm_bytes_per_s = plan->link_bytes_per_s;
     config->link_hbm_latency_ns = plan->link_latency_ns;
     config->env = &sim->env;
+    sim_world_apply(sim, config);
+    sim->nvme_bytes_most = kvt_max_u32(sim->nvme_bytes_most, plan->nvme_bytes);
     choose_device_bytes(sim, scratch_bytes);
 }
 
@@ -189,7 +198,7 @@ static void meet_device(struct sim *sim)
     twin_add(&sim->twin, &sim->before_reset);
     twin_forget(&sim->before_reset);
     if (!sim->is_calm) set_device_faults(sim);
-    sim->found_blocks = 0;
+    sim_tally_begin(sim);
     sim->counts.opens++;
 }
 
@@ -208,6 +217,11 @@ static enum kvt_status open_runtime(struct sim *sim, char error[256])
         kvt_store_stats(sim_store(sim), &stats);
         sim_say(sim, "the store: %u directories, %u left out, %llu records, %llu bad", stats.directories,
                 stats.directories_lost, (unsigned long long)stats.records, (unsigned long long)stats.recovered_bad);
+        SIM_CHECK(sim, !sim->is_emptied || stats.records == 0, "%llu records under another key",
+                  (unsigned long long)stats.records);
+        SIM_CHECK(sim, stats.directories_lost == 0 || sim->away > 0 || sim->is_open_in_trouble,
+                  "%u directories are left out", stats.directories_lost);
+        sim->is_emptied = false;
     }
     return status;
 }
@@ -260,16 +274,22 @@ void sim_machine_start(struct sim *sim)
                                  .transfer_user = sim,
                                  .seed = sim->plan.seed };
     const struct io_faulty_config disk = { .seed = sim->plan.seed,
+                                           .alignment = sim->plan.disk_alignment,
                                            .is_reordering = sim_plan_has(&sim->plan, SIM_FAULT_REORDER),
                                            .wait = disk_waits,
                                            .user = sim };
     sim->image = io_faulty_image_create(&disk);
     KVT_ASSERT(sim->image != NULL);
     sim->env.block_io_user = sim->image;
-    configure(sim);
+    sim->key_number = sim->plan.is_encrypted ? 1 : 0;
+    sim->nvme_bytes_first = sim->plan.nvme_bytes;
+    sim->was_codec_on = sim->plan.is_codec_on;
+    sim_configure(sim);
     open_healthy(sim);
     set_disk_faults(sim, true);
 }
+
+void sim_close(struct sim *sim) { close_runtime(sim); }
 
 /* How often the disk's faults struck; LOST stands for STALL, too. */
 static void count_disk_faults(struct sim *sim)
@@ -286,13 +306,31 @@ void sim_machine_end(struct sim *sim)
     io_faulty_image_destroy(&sim->image);
 }
 
+static void set_away(struct sim *sim, uint32_t away)
+{
+    sim->away = away;
+    io_faulty_set_away(sim->image, away > 0 ? sim_directories(sim)[away - 1] : NULL);
+    sim_say(sim, away > 0 ? "directory %u is away" : "all directories are there", away > 0 ? away - 1 : 0);
+}
+
+/* Before an open: a directory that is away is back, or is left out, and then nothing of it is promised. */
+static void call_back(struct sim *sim)
+{
+    if (sim->away == 0) return;
+    if (sim->is_calm || kvt_rng_below(&sim->fault_rng, 2) == 0) set_away(sim, 0);
+    else sim->durable_run++;
+}
+
 void sim_reopen(struct sim *sim)
 {
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0);
     sim->stall_until = 0;
     close_runtime(sim);
+    call_back(sim);
+    sim_change(sim);
     open_healthy(sim);
+    sim_check_store(sim);
     if (!sim->is_calm) set_disk_faults(sim, true);
     sim->was_restarted = true;
 }
@@ -308,7 +346,9 @@ static bool open_in_trouble(struct sim *sim)
         io_faulty_cut_at(sim->image, 1 + kvt_rng_below(&sim->fault_rng, 60));
     const bool is_short = sim_plan_has(&sim->plan, SIM_FAULT_MEMORY) && kvt_rng_below(&sim->fault_rng, 2) == 0;
     if (is_short) kvt_alloc_fail_at(1 + kvt_rng_below(&sim->fault_rng, 80));
+    sim->is_open_in_trouble = true;
     const enum kvt_status status = open_runtime(sim, error);
+    sim->is_open_in_trouble = false;
     if (status == KVT_OK) return true;
     SIM_CHECK(sim, status == KVT_IO || status == KVT_NOMEM, "open: status %d: %s", (int)status, error);
     if (status == KVT_NOMEM) SIM_CHECK(sim, is_short, "open: out of memory, and there was enough: %s", error);
@@ -320,6 +360,8 @@ static void crash(struct sim *sim, bool is_power_cut)
 {
     sim_say(sim, is_power_cut ? "the power went" : "the process dies");
     if (sim->runtime) sim_check_before_crash(sim);
+    /* A record may have been put again without a word. */
+    for (uint32_t i = 0; i < sim->content.capacity; i++) sim->content.entries[i].digest = 0;
     const bool was_off = io_faulty_was_cut(sim->image);
     (void)io_faulty_release(sim->image);
     if (!was_off) io_faulty_cut_at(sim->image, 1);
@@ -337,6 +379,8 @@ static void crash(struct sim *sim, bool is_power_cut)
     if (io_faulty_was_cut(sim->image)) io_faulty_power_cycle(sim->image);
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0);
+    call_back(sim);
+    sim_change(sim);
     open_healthy(sim);
     sim_check_after_crash(sim);
     if (!sim->is_calm) set_disk_faults(sim, true);
@@ -377,6 +421,8 @@ void sim_strike(struct sim *sim)
     const bool is_jump = strikes(sim, SIM_FAULT_JUMP);
     const bool is_stall = strikes(sim, SIM_FAULT_STALL);
     const bool is_loss = strikes(sim, SIM_FAULT_DEVICE);
+    const bool is_away = sim_plan_has(&sim->plan, SIM_FAULT_AWAY) && strikes(sim, SIM_FAULT_AWAY);
+    if (is_away) set_away(sim, sim->away ? 0 : 1 + (uint32_t)kvt_rng_below(&sim->fault_rng, sim->plan.stripes));
     const bool is_off = io_faulty_was_cut(sim->image);
     /* A runtime whose disk is gone goes on for a while. */
     if (is_off && kvt_rng_below(&sim->fault_rng, 10) == 0) crash(sim, true);
@@ -435,6 +481,7 @@ void sim_heal(struct sim *sim)
 {
     sim->is_calm = true;
     sim->stall_until = 0;
+    if (sim->away) set_away(sim, 0);
     io_faulty_heal(sim->image);
     io_faulty_cut_at(sim->image, 0); /* one that was to come */
     open_device(sim);

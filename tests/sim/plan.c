@@ -155,7 +155,7 @@ static bool is_of_disk(enum sim_fault fault) { return fault <= SIM_FAULT_STALL; 
 static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t without)
 {
     const uint32_t percent = (const uint32_t[]){ 0, 15, 15, 30, 60 }[below(rng, 5)];
-    for (uint32_t f = 0; f < SIM_FAULTS; f++) {
+    for (uint32_t f = 0; f <= SIM_FAULT_JUMP; f++) {
         /* Each is drawn whether or not it is wanted: then a fault that is off moves no other. */
         const uint32_t rate = spread(rng, ranges[f].least, ranges[f].most);
         const bool is_chosen = below(rng, 100) < percent;
@@ -170,6 +170,26 @@ static void choose_faults(struct kvt_rng *rng, struct sim_plan *plan, uint32_t w
     plan->reset_share = (const uint32_t[]){ 0, 60, 1000, 1000 }[below(rng, 4)];
 }
 
+/* ---- More -------------------------------------------------------------------------------------------------------- */
+
+/* Drawn last: what a seed chose before these came has not moved. */
+static void choose_more(struct kvt_rng *rng, struct sim_plan *plan, uint32_t without)
+{
+    plan->disk_alignment = below(rng, 4) == 0 ? 4096 : 512;
+    plan->is_layered = below(rng, 4) == 0;
+    plan->is_reading = below(rng, 4) == 0;
+    plan->is_hinting = below(rng, 2) == 0;
+    plan->is_compacting = below(rng, 6) == 0;
+    plan->is_changing = below(rng, 3) == 0;
+    const uint32_t away = spread(rng, 500, 4000);
+    const bool is_away = below(rng, 2) == 0 && plan->stripes > 1 && plan->nvme_bytes > 0;
+    if (is_away && !(without >> SIM_FAULT_AWAY & 1u)) {
+        plan->rates[SIM_FAULT_AWAY] = away;
+        if (!(without >> SIM_FAULT_RESTART & 1u))
+            plan->rates[SIM_FAULT_RESTART] = 1200; /* that one comes back at the next */
+    }
+}
+
 struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
 {
     struct kvt_rng rng = { kvt_mix64(seed + 0x51a1) };
@@ -178,6 +198,7 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without)
     choose_sizes(&rng, &plan);
     choose_policies(&rng, &plan);
     choose_faults(&rng, &plan, without);
+    choose_more(&rng, &plan, without);
     return plan;
 }
 
@@ -185,6 +206,14 @@ bool sim_plan_is_calm(const struct sim_plan *plan)
 {
     for (uint32_t f = 0; f < SIM_FAULTS; f++) {
         if (plan->rates[f] > 0) return false;
+    }
+    return true;
+}
+
+bool sim_plan_is_calm_disk(const struct sim_plan *plan)
+{
+    for (uint32_t f = 0; f < SIM_FAULTS; f++) {
+        if (plan->rates[f] > 0 && is_of_disk((enum sim_fault)f)) return false;
     }
     return true;
 }
@@ -213,6 +242,10 @@ void sim_plan_print(const struct sim_plan *plan)
         "\n  device %u slots at least, host %u bytes, nvme %u bytes in %u; %s, %s, admission %s; prefetch %s\n",
         plan->device_slots_min, plan->host_slot_bytes, plan->nvme_bytes, plan->stripes, plan->device_policy,
         plan->host_policy, plan->admission, prefetches[plan->prefetch]);
+    (void)printf("  disk blocks of %u bytes;%s%s%s%s%s\n", plan->disk_alignment,
+                 plan->is_layered ? " layer by layer" : "", plan->is_reading ? " through windows" : "",
+                 plan->is_hinting ? " hints" : "", plan->is_compacting ? " compact" : "",
+                 plan->is_changing ? " changes" : "");
     (void)printf(
         "  codec %s%s, %s; sequences %u, transfers %u, deadline %llu ms\n  faults:", plan->is_codec_on ? "on" : "off",
         plan->is_codec_on && plan->is_codec_tables_off ? " without tables" : "",

@@ -36,7 +36,8 @@
     X(RESTART, "restart", "an orderly restart")                                  /* ticks */            \
     X(KILL, "kill", "the process dies")                                          /* ticks */            \
     X(POWER, "power", "the power goes")                                          /* ticks */            \
-    X(JUMP, "jump", "the clock jumps")                                           /* ticks */
+    X(JUMP, "jump", "the clock jumps")                                           /* ticks */            \
+    X(AWAY, "away", "one of several directories goes, or comes back")            /* ticks */
 
 enum sim_fault {
 #define X(id, name, text) SIM_FAULT_##id,
@@ -58,6 +59,7 @@ struct sim_plan {
     uint32_t host_slot_bytes;  /* 0: no host tier */
     uint32_t nvme_bytes;       /* 0: no nvme tier */
     uint32_t stripes;          /* directories */
+    uint32_t disk_alignment;
     uint32_t sequences_max, transfers_max;
     const char *device_policy, *host_policy, *admission;
     enum kvt_prefetch prefetch;
@@ -71,6 +73,10 @@ struct sim_plan {
     uint32_t check_every; /* ticks between two recounts */
     uint32_t reset_share; /* of a thousand chances for a reset, those that are taken */
     bool is_keeping;      /* every finished sequence stays cached */
+    bool is_layered;      /* steps begin while blocks land */
+    bool is_reading;      /* sequences are streamed and read through windows */
+    bool is_hinting, is_compacting;
+    bool is_changing; /* the next process is configured in another way */
     uint32_t rates[SIM_FAULTS];
 };
 
@@ -79,6 +85,8 @@ struct sim_plan sim_plan_of(uint64_t seed, uint32_t ticks, uint32_t without);
 
 static inline bool sim_plan_has(const struct sim_plan *plan, enum sim_fault fault) { return plan->rates[fault] > 0; }
 bool sim_plan_is_calm(const struct sim_plan *plan);
+/* No fault strikes disk operations. */
+bool sim_plan_is_calm_disk(const struct sim_plan *plan);
 /* The disk says that it wrote what it did not write: then nothing on it is promised but exactness. */
 bool sim_plan_is_lying(const struct sim_plan *plan);
 

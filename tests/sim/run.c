@@ -94,15 +94,12 @@ static void assertion_failed(int result, const char *expression, const char *fil
 /* Everything but the memory that is kept between seeds. */
 static void clear(struct sim *sim, const struct sim_plan *plan)
 {
-    const struct sim kept = { .content = sim->content,
-                              .packed = sim->packed,
-                              .raw = sim->raw,
-                              .scratch_bytes = sim->scratch_bytes,
-                              .scratch_size = sim->scratch_size };
+    const struct sim kept = {
+        .content = sim->content, .raw = sim->raw, .scratch_bytes = sim->scratch_bytes, .scratch_size = sim->scratch_size
+    };
     memset(sim, 0, sizeof *sim);
     sim->plan = *plan;
     sim->content = kept.content;
-    sim->packed = kept.packed;
     sim->raw = kept.raw;
     sim->scratch_bytes = kept.scratch_bytes;
     sim->scratch_size = kept.scratch_size;
@@ -148,6 +145,9 @@ static void finish(struct sim *sim)
     sim_reopen(sim);
     sim_check_after_crash(sim);
     sim_check_all(sim);
+    sim_check_before_crash(sim);
+    sim_close(sim);
+    sim_check_directory(sim);
 }
 
 void sim_run(struct sim *sim, const struct sim_plan *plan, bool is_traced, struct sim_outcome *ret_outcome)
@@ -179,9 +179,8 @@ void sim_run(struct sim *sim, const struct sim_plan *plan, bool is_traced, struc
 void sim_done(struct sim *sim)
 {
     sim_content_done(&sim->content);
-    kvt_table_unmap(sim->packed, 256 * 1024);
     kvt_table_unmap(sim->raw, 256 * 1024);
     kvt_table_unmap(sim->scratch_bytes, sim->scratch_size);
-    sim->packed = sim->raw = sim->scratch_bytes = NULL;
+    sim->raw = sim->scratch_bytes = NULL;
     sim->scratch_size = 0;
 }

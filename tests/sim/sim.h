@@ -7,8 +7,11 @@
  *
  *     machine.c  open, close, restart; faults; what runs by itself
  *     engine.c   kernels
+ *     layers.c   steps that begin while blocks land; contexts that are read through windows
  *     calls.c    sessions: random calls of the public API, and their checks
+ *     change.c   what is different when the next process opens
  *     check.c    what holds at every moment, and what must lie in the store
+ *     recount.c  what the process says of itself, counted beside it
  *     run.c      one seed from its beginning to its end
  *
  * Thread: one.
@@ -50,8 +53,49 @@ struct sim_step {
 struct sim_counts {
     uint64_t ticks, calls, reads, rows, readies, losses, reused_tokens, hits[KVT_TIERS];
     uint64_t reclaims, recounts, opens, restarts, kills, power_cuts, resets, records_read, records_durable;
+    uint64_t verifies, records_digested, landings, episodes_lost, chunks;
     uint64_t fetches, stashes, abandoned, failures;
     uint64_t faults[SIM_FAULTS];
+};
+
+/* What happened to this process, counted beside it (recount.c). */
+struct sim_tally {
+    uint64_t moves[KVT_TIERS][KVT_TIERS], bytes[KVT_TIERS][KVT_TIERS]; /* from, to: transfers that ended well */
+    uint64_t failed;                                                   /* all others */
+    uint64_t hits[KVT_TIERS], misses[KVT_TIERS];
+    uint64_t sequences_max, steps, losses;
+    uint64_t own_gets; /* records that the harness read */
+    bool has_reset;
+    struct io_faulty_counters disk; /* when it opened */
+};
+
+/* Where each leading block of a prompt was when its sequence was created; KVT_TIERS: nowhere. */
+struct sim_lookup {
+    uint32_t asked;
+    uint8_t tiers[KVT_GROUPS_MAX][TWIN_TOKENS_MAX + 1];
+};
+
+#define SIM_EPISODES_MAX 8192
+#define SIM_WINDOWS 2
+#define SIM_WORLDS 5
+#define SIM_WORLD_SALTS 16 /* the twin's salts of one world */
+
+/* Steps of a sequence that began while blocks landed, until it was told how that ended (layers.c). */
+struct sim_episode {
+    uint32_t from;  /* tokens when it began */
+    bool has_wrong; /* a kernel read wrong bytes: what is computed from them is wrong, too */
+    bool is_right;  /* it was told that all is right: from then on nothing may be wrong */
+};
+
+struct sim_sequence_more {
+    uint32_t episode; /* 0: none is open */
+    bool is_streamed;
+};
+
+struct sim_window {
+    kvt_reader_id reader; /* 0: none */
+    uint32_t sequence, group;
+    kvt_seq handle; /* of the sequence, whose place another one may have by now */
 };
 
 struct sim {
@@ -71,18 +115,32 @@ struct sim {
     struct twin_sequence sequences[SIM_SEQUENCES_MAX];
     struct twin_sequence archive[SIM_ARCHIVE]; /* token lists to build prompts from */
     struct twin_sequence scratch;
+    struct sim_sequence_more more[SIM_SEQUENCES_MAX];
     struct sim_step steps[SIM_STEPS_MAX];
+    struct sim_window windows[SIM_WINDOWS];
+    struct sim_episode episodes[SIM_EPISODES_MAX];
+    uint32_t episode_count;
     struct sim_content content;
-    uint32_t durable_run;                  /* grows when what was durable no longer has to be */
-    uint8_t *packed, *raw, *scratch_bytes; /* to read records with */
+    struct kvt_store *directory;  /* the store without a runtime, when it is looked at */
+    uint64_t listed_bytes;        /* while records are counted */
+    uint32_t durable_run;         /* grows when what was durable no longer has to be */
+    uint8_t *raw, *scratch_bytes; /* to unpack records with */
     uint64_t scratch_size;
 
+    uint32_t world;            /* which model, type, secret, rank (change.c) */
+    uint32_t key_number;       /* of the store; 0: none */
+    uint32_t nvme_bytes_first; /* before anything was changed */
+    uint32_t nvme_bytes_most;
+    bool was_codec_on, was_changed, is_emptied;
+    bool was_unwaited;
     bool was_kept_false, was_reset, was_restarted, was_crashed;
     bool is_calm; /* faults have ended */
     bool is_device_lost;
-    uint64_t stall_until; /* tick */
+    bool is_open_in_trouble; /* an open with faults on */
+    uint32_t away;           /* a directory that does not answer, + 1; 0: none */
+    uint64_t stall_until;    /* tick */
     uint64_t tick;
-    uint64_t found_blocks; /* by create, of this process: the hits of all tiers together */
+    struct sim_tally tally;
     struct sim_counts counts;
 
     uint64_t digest; /* of everything that was said */
@@ -157,7 +215,23 @@ void sim_heal(struct sim *sim);
 void sim_round(struct sim *sim);
 /* A runtime that could not be opened, or whose power went, is brought back. */
 void sim_bring_back(struct sim *sim);
-struct kvt_store *sim_store(struct sim *sim); /* NULL: none is open */
+struct kvt_store *sim_store(struct sim *sim);              /* NULL: none is open */
+const char *const *sim_directories(const struct sim *sim); /* of the store, as many as the plan has stripes */
+/* Closes in order; nothing runs until the next open. */
+void sim_close(struct sim *sim);
+
+/* What kvt_open is given, from the plan, the world and the key. */
+void sim_configure(struct sim *sim);
+
+/* ---- change.c ---- */
+
+/* Before an open: the next process may be another one. */
+void sim_change(struct sim *sim);
+void sim_world_apply(const struct sim *sim, struct kvt_config *config);
+static inline uint32_t sim_world_salt(const struct sim *sim, uint32_t salt)
+{
+    return sim->world * SIM_WORLD_SALTS + salt;
+}
 
 /* ---- engine.c ---- */
 
@@ -170,6 +244,27 @@ void sim_launch_read(struct sim *sim, const struct twin_sequence *sequence, uint
  */
 void sim_launch_write(struct sim *sim, const struct twin_sequence *sequence, uint32_t n, uint32_t stream);
 
+/* The same of a step that is LANDING: one layer of all groups. */
+void sim_launch_read_layer(struct sim *sim, const struct twin_sequence *sequence, uint32_t layer, uint32_t stream);
+/* Launches a kernel that compares the layer of these blocks where a window has them. */
+void sim_launch_chunks(struct sim *sim, const struct twin_sequence *sequence, uint32_t group, uint32_t layer,
+                       const struct kvt_piece *piece, const uint32_t *chunks, uint32_t stream);
+
+/* ---- layers.c ---- */
+
+/* The sequence is in a step that is LANDING. */
+void sim_episode_begin(struct sim *sim, uint32_t i);
+/* It was told how that ended; nothing when none is open. */
+void sim_episode_end(struct sim *sim, uint32_t i, bool is_right);
+/* Asks kvt_seq_landed. False: not known yet. */
+bool sim_ask_landed(struct sim *sim, uint32_t i);
+void sim_call_window(struct sim *sim);
+/* In a step on that stream: passes through all layers; is_calm: to their ends. */
+void sim_window_read(struct sim *sim, struct sim_window *window, uint32_t stream, bool is_calm);
+void sim_window_close(struct sim *sim, struct sim_window *window);
+void sim_call_stream(struct sim *sim, uint32_t i);
+void sim_call_hint(struct sim *sim, uint32_t i);
+
 /* ---- calls.c ---- */
 
 void sim_call(struct sim *sim);
@@ -178,6 +273,19 @@ void sim_finish_all(struct sim *sim);
 void sim_drain(struct sim *sim);
 /* The process is gone: nothing that it had is there. */
 void sim_forget_sequences(struct sim *sim);
+
+/* ---- recount.c ---- */
+
+/* A process begins. */
+void sim_tally_begin(struct sim *sim);
+void sim_tally_transfer(struct sim *sim, const struct kvt_transfer_event *event);
+/* After each call that may begin a sequence. */
+void sim_tally_sequences(struct sim *sim);
+/* Before a create, and after it. */
+void sim_tally_lookup(struct sim *sim, const struct kvt_seq_params *params, struct sim_lookup *ret_lookup);
+void sim_tally_found(struct sim *sim, const struct sim_lookup *lookup, uint32_t reused);
+/* What the process says of itself equals what was counted; tally is that of the moment when it gave the stats. */
+void sim_check_counters(struct sim *sim, const struct kvt_stats *stats, const struct sim_tally *tally);
 
 /* ---- check.c ---- */
 
@@ -194,7 +302,9 @@ void sim_check_before_crash(struct sim *sim);
 /* For env->on_transfer, with the sim as its user: a record that was put again is not the one that a sync covered. */
 void sim_note_transfer(void *user, const struct kvt_transfer_event *event);
 void sim_check_after_crash(struct sim *sim);
-/* Reads every record: each is exact, or refused, and refused only when the disk may have lied. */
+/* Reads every record as `kvtier store verify` does: each is exact, or refused, and refused only when the disk may have lied. */
 void sim_check_store(struct sim *sim);
+/* The same of the directories when no runtime has them open. */
+void sim_check_directory(struct sim *sim);
 
 #endif

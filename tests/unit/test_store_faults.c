@@ -39,6 +39,44 @@ static void flip_on_disk(struct bench *bench, const char *file, uint64_t offset,
     assert_true(io_faulty_poke(bench->image, bench->path, file, offset, &byte, 1));
 }
 
+/* ---- Space ------------------------------------------------------------------------------------------------------- */
+
+/* What lies in the directory takes its space, whether or not the store wanted it to go. */
+static void b65_a_file_that_cannot_be_removed_is_counted_until_it_is_gone(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 4);
+    bench_open(&bench);
+    for (uint64_t i = 0; i < 600; i++) assert_int_equal(bench_put(&bench, i, 12000), KVT_OK);
+    for (uint64_t i = 0; i < 600; i++) {
+        const struct kvt_store_name name = bench_name(i);
+        if (i % 8 != 0) (void)kvt_store_delete(bench.store, &name, 1);
+    }
+    const uint64_t before = bench_stats(&bench).allocated_bytes;
+    io_faulty_rate(bench.image, IO_FAULTY_CALL, IO_FAULTY_EIO, 1000000);
+    const enum kvt_status compacted = kvt_store_compact(bench.store);
+    assert_true(compacted == KVT_OK || compacted == KVT_IO);
+    assert_true(io_faulty_counters(bench.image).faults[IO_FAULTY_EIO] > 0);
+    assert_true(bench_stats(&bench).allocated_bytes >= io_faulty_counters(bench.image).bytes_used);
+    assert_int_equal(bench_stats(&bench).allocated_bytes, before);
+    io_faulty_heal(bench.image);
+    for (uint64_t i = 1000; i < 1600; i++) {
+        assert_int_equal(bench_put(&bench, i, 12000), KVT_OK);
+        assert_true(bench_stats(&bench).allocated_bytes >= io_faulty_counters(bench.image).bytes_used);
+    }
+    assert_true(bench_stats(&bench).allocated_peak <= bench.config.capacity_bytes);
+    /* One that cannot be opened is no less there. */
+    for (uint64_t n = 1; n < 40; n++) {
+        kvt_store_close(&bench.store);
+        io_faulty_at(bench.image, IO_FAULTY_CALL, n, IO_FAULTY_EIO);
+        if (bench_try_open(&bench) == KVT_OK)
+            assert_true(bench_stats(&bench).allocated_bytes >= io_faulty_counters(bench.image).bytes_used);
+        io_faulty_heal(bench.image);
+    }
+    bench_done(&bench);
+}
+
 /* ---- Reads ------------------------------------------------------------------------------------------------------- */
 
 static void b24_an_op_whose_disk_is_silent_comes_back_once_and_late(void **state)
@@ -653,6 +691,7 @@ static void a_sync_that_fails_says_so(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b65_a_file_that_cannot_be_removed_is_counted_until_it_is_gone),
         cmocka_unit_test(b24_an_op_whose_disk_is_silent_comes_back_once_and_late),
         cmocka_unit_test(b24_close_ends_ops_whose_disk_stays_silent),
         cmocka_unit_test(b25_the_first_failed_get_turns_the_lookup_into_a_miss),

@@ -164,6 +164,45 @@ static void a_disk_that_fails_at_open_is_left_out_and_the_others_go_on(void **st
     bench_done(&striped.bench);
 }
 
+/* What lies where nobody looks is not listed, and what is listed is found. */
+static void what_was_put_while_a_directory_was_out_is_forgotten_when_it_is_back(void **state)
+{
+    (void)state;
+    struct striped striped;
+    init(&striped, false);
+    bench_open(&striped.bench);
+    kvt_store_close(&striped.bench.store);
+    char lock[128];
+    (void)snprintf(lock, sizeof lock, "%s/lock", striped.paths[2]);
+    assert_int_equal(unlink(lock), 0);
+    assert_int_equal(mkdir(lock, 0700), 0);
+    bench_open(&striped.bench);
+    put_all(&striped);
+    kvt_store_close(&striped.bench.store);
+    assert_int_equal(rmdir(lock), 0);
+    for (int is_out_again = 0; is_out_again < 2; is_out_again++) {
+        bench_open(&striped.bench);
+        const uint64_t records = bench_stats(&striped.bench).records;
+        if (is_out_again) assert_int_equal(records, KEYS); /* found again, where the names are now */
+        else assert_in_range(records, KEYS / 2, KEYS - 1);
+        struct kvt_store_listed listed[KEYS];
+        uint64_t cursor = 0, count = 0;
+        uint32_t n;
+        while ((n = kvt_store_list(striped.bench.store, &cursor, listed, KEYS)) > 0) {
+            for (uint32_t i = 0; i < n; i++) assert_true(bench_has(&striped.bench, listed[i].name.key[0]));
+            count += n;
+        }
+        assert_int_equal(count, records);
+        assert_int_equal(count_good(&striped), records);
+        kvt_store_close(&striped.bench.store);
+        if (is_out_again) continue;
+        assert_int_equal(unlink(lock), 0);
+        assert_int_equal(mkdir(lock, 0700), 0);
+    }
+    assert_int_equal(rmdir(lock), 0);
+    bench_done(&striped.bench);
+}
+
 static void a_disk_that_fails_later_fails_its_own_records_only(void **state)
 {
     (void)state;
@@ -289,6 +328,7 @@ int main(void)
         cmocka_unit_test(a_replaced_directory_loses_its_own_records_only_and_heals),
         cmocka_unit_test(a_directory_that_is_taken_away_takes_only_its_share_of_the_names),
         cmocka_unit_test(a_disk_that_fails_at_open_is_left_out_and_the_others_go_on),
+        cmocka_unit_test(what_was_put_while_a_directory_was_out_is_forgotten_when_it_is_back),
         cmocka_unit_test(a_disk_that_fails_later_fails_its_own_records_only),
         cmocka_unit_test(puts_are_numbered_over_all_directories_and_the_eventfd_serves_all),
         cmocka_unit_test(what_cannot_be_meant_is_refused_and_leaves_nothing_behind),

@@ -35,6 +35,8 @@ enum option_key {
     OPTION_NVME_KEY,
     OPTION_DEVICE,
     OPTION_POLICY,
+    OPTION_HOST_POLICY,
+    OPTION_ADMISSION,
     OPTION_PREFETCH,
     OPTION_ARRIVAL,
     OPTION_SPEED,
@@ -100,6 +102,11 @@ static const struct argp_option option_table[] = {
     { "link-nvme", OPTION_LINK_NVME, "GB/s", 0, "pace of the store's disk (default: none)", 2 },
     { 0, 0, 0, 0, "How:", 3 },
     { "policy", OPTION_POLICY, "NAME", 0, "eviction: lru (default), or another of those that kvtier sim lists", 3 },
+    { "host-policy", OPTION_HOST_POLICY, "NAME", 0, "eviction from host memory (default: as --policy)", 3 },
+    { "admission", OPTION_ADMISSION, "NAME", 0,
+      "which blocks are written to the store: all (default), second-sight, adaptive, budget (default with "
+      "--nvme-writes-per-day)",
+      3 },
     { "prefetch", OPTION_PREFETCH, "HOW", 0,
       "blocks are fetched ahead of need (lookahead, default), when a "
       "sequence is resumed (demand), or when a step asks for it (off)",
@@ -297,6 +304,8 @@ static error_t read_machine(int key, char *value, const struct argp_state *state
         break;
     case OPTION_LINK_NVME: error = read_rate(state, "--link-nvme", value, &options->link_nvme_bytes_per_s); break;
     case OPTION_POLICY: options->policy = value; break;
+    case OPTION_HOST_POLICY: options->host_policy = value; break;
+    case OPTION_ADMISSION: options->admission = value; break;
     case OPTION_BATCH:
         error = read_count(state, "--batch", value, 1, BATCH_MAX, &n);
         options->batch = (uint32_t)n;
@@ -432,6 +441,8 @@ struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)
     config.nvme_key = options->has_nvme_key ? options->nvme_key : NULL;
     config.nvme_bytes_per_day = options->nvme_bytes_per_day;
     config.device_policy = options->policy;
+    config.host_policy = options->host_policy;
+    config.admission = options->admission;
     config.prefetch = options->prefetch;
     config.step_ns = options->step_ns;
     config.link_hbm_bytes_per_s = options->link_hbm_bytes_per_s;
@@ -445,8 +456,8 @@ const char *kvt_run_option_of_field(const char *field)
         const char *field, *option;
     } names[] = {
         { "device_bytes", "--hbm" }, { "host_bytes", "--host" },      { "nvme_path", "--nvme" },
-        { "nvme_bytes", "--nvme" },  { "device_policy", "--policy" }, { "host_policy", "--policy" },
-        { "device", "--device" },    { "shape", "--shape" },
+        { "nvme_bytes", "--nvme" },  { "device_policy", "--policy" }, { "host_policy", "--host-policy" },
+        { "device", "--device" },    { "shape", "--shape" },          { "admission", "--admission" },
     };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
         if (strcmp(names[i].field, field) == 0) return names[i].option;

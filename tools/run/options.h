@@ -28,7 +28,9 @@ struct kvt_run_options {
     bool has_nvme_key;
     uint64_t nvme_bytes_per_day; /* 0: no limit */
     enum kvt_device_kind device;
-    const char *policy; /* NULL: the default */
+    const char *policy;      /* eviction; NULL: the default */
+    const char *host_policy; /* NULL: as policy */
+    const char *admission;   /* NULL: the default */
     enum kvt_prefetch prefetch;
     enum kvt_arrival arrival;
     double speed;

@@ -7,6 +7,8 @@
 #include "runtime/base/mem.h"
 #include "tools/run/stream_build.h"
 
+#define FULL_LIMIT_NS UINT64_C(2000000000)
+
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 /* Slots that the group has of its pool, when those that share one have equal parts. */
@@ -99,13 +101,27 @@ static bool fail_too_small(struct kvt_schedule *s, const struct kvt_conversation
     return false;
 }
 
+/* False: the run ends. */
+static bool fail_tiers_full(struct kvt_schedule *s, const struct kvt_conversation *c)
+{
+    (void)snprintf(s->result->error, sizeof s->result->error,
+                   "request %u: HBM, host memory and NVMe together are full with its first %llu tokens: it takes a "
+                   "larger --host, or --nvme",
+                   c->request, (unsigned long long)c->committed);
+    s->result->outcome = KVT_OUTCOME_ERROR;
+    return false;
+}
+
 /* Asked again until there is room; a full device gets it from who holds blocks without running. False: the run ends. */
 static bool wait_for_room(struct kvt_schedule *s, enum kvt_room room, const struct kvt_conversation *c)
 {
     bool is_given = false;
     if (room == KVT_ROOM_TOO_LONG) return fail_too_small(s, c);
     if (room == KVT_ROOM_FULL && !kvt_schedule_give_up_one(s, &is_given)) return false;
-    return is_given || kvt_schedule_wait_stalled(s, KVT_STALL_NO_SLOT);
+    if (is_given) return true;
+    /* It is alone: nobody will make room. What is on its way to other tiers may still. */
+    if (room == KVT_ROOM_FULL && kvt_schedule_now_ns(s) - s->moved_ns > FULL_LIMIT_NS) return fail_tiers_full(s, c);
+    return kvt_schedule_wait_stalled(s, KVT_STALL_NO_SLOT);
 }
 
 static bool resume(struct kvt_streamer *st, struct kvt_schedule *s, const struct kvt_conversation *c)

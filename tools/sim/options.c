@@ -78,7 +78,7 @@ static const struct argp_option option_table[] = {
     { "links", OPTION_GPU, "FILE", 0, "what kvtier bench --calibrate measured: links, codec, disk, engine", 4 },
     { "trace-out", OPTION_GPU, "FILE", 0, "steps, stalls, transfers and sequences, for Perfetto and Chrome", 4 },
     { 0, 0, 0, 0,
-      "A comma in --policies, --admission, --hbm, --host, --nvme DIR:SIZE,SIZE, --prefetch, --link-hbm, --link-nvme or "
+      "A comma in --policies, --host-policy, --admission, --hbm, --host, --nvme DIR:SIZE,SIZE, --prefetch, --link-hbm, --link-nvme or "
       "--seed makes a grid; --threads, --csv, --json and --plot hold here, too.",
       5 },
     { 0 }

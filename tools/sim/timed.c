@@ -237,7 +237,6 @@ static int run_on_model(struct kvt_timed_job *job, struct reporter *reporter, st
     kvt_outputs_watch_transfers(outputs, &env);
     config.env = &env;
     config.device = KVT_DEVICE_AUTO;
-    config.admission = job->admission;
     config.sequences_max = kvt_max_u32(4096, kvt_min_u32(job->workload->request_count, 1u << 20) + 16);
     const enum kvt_status status = kvt_model_runtime_open(&config, &links, &clock, error, sizeof error);
     if (status != KVT_OK) return fail_open(job, status, error);

@@ -41,7 +41,6 @@ struct kvt_timed_outcome {
 /* One point of the grid. */
 struct kvt_timed_job {
     struct kvt_run_options options;
-    const char *admission;             /* NULL: the default */
     char label[KVT_TIMED_LABEL_BYTES]; /* what it has that not all have */
     struct kvt_workload *workload;     /* borrowed: jobs of a seed share one */
     struct kvt_timed_outcome outcome;

@@ -21,7 +21,7 @@
 #define COMMAND "kvtier sim"
 #define PARAMETERS_MAX 1e15
 
-enum { VALUES_MAX = 64, WORDS_MAX = 256, AXES = 10, TEXT_BYTES = 65536 };
+enum { VALUES_MAX = 64, WORDS_MAX = 256, AXES = 11, TEXT_BYTES = 65536 };
 
 static const struct gpu {
     const char *name;
@@ -34,9 +34,13 @@ static const struct gpu {
     { "4090", 165e12, 1.01e12, 25e9 },
 };
 
-/* An option whose values make a grid. `given` is what the command line calls it; option: what kvtier run does, or NULL. */
+/*
+ * An option whose values make a grid. `given` is what the command line calls it; option: what kvtier run does; check: NULL,
+ * or the rule that a value breaks; where there is none, kvtier run's parser checks.
+ */
 struct axis {
     const char *given, *option;
+    const char *(*check)(const char *value);
     char *values[VALUES_MAX];
     uint32_t count;
 };
@@ -168,13 +172,21 @@ static bool take_own(int argc, char **argv, int *i, struct parsing *parsing, int
 
 /* ---- Axes -------------------------------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *given, *option;
-} axis_names[AXES] = {
-    { "--policies", "--policy" },   { "--policy", "--policy" },     { "--admission", NULL },
-    { "--hbm", "--hbm" },           { "--host", "--host" },         { "--nvme", "--nvme" },
-    { "--prefetch", "--prefetch" }, { "--link-hbm", "--link-hbm" }, { "--link-nvme", "--link-nvme" },
-    { "--seed", "--seed" },
+static const char *check_policy(const char *value);
+static const char *check_admission(const char *value);
+
+static const struct axis axis_names[AXES] = {
+    { .given = "--policies", .option = "--policy", .check = check_policy },
+    { .given = "--policy", .option = "--policy", .check = check_policy },
+    { .given = "--host-policy", .option = "--host-policy", .check = check_policy },
+    { .given = "--admission", .option = "--admission", .check = check_admission },
+    { .given = "--hbm", .option = "--hbm" },
+    { .given = "--host", .option = "--host" },
+    { .given = "--nvme", .option = "--nvme" },
+    { .given = "--prefetch", .option = "--prefetch" },
+    { .given = "--link-hbm", .option = "--link-hbm" },
+    { .given = "--link-nvme", .option = "--link-nvme" },
+    { .given = "--seed", .option = "--seed" },
 };
 
 /* Cuts at commas. False: an empty value, or too many. */
@@ -234,10 +246,8 @@ static int take_axis(struct parsing *parsing, struct axis *axis, char *value)
     (void)snprintf(before, sizeof before, "%s", value);
     const bool is_cut = strcmp(axis->given, "--nvme") == 0 ? cut_nvme(parsing, axis, value) : cut(axis, value);
     if (!is_cut) return kvt_refuse_value(COMMAND, axis->given, before, "at most 64 values, with one comma between two");
-    const bool is_admission = !axis->option;
-    if (!is_admission && strcmp(axis->given, "--policies") != 0) return KVT_EXIT_OK; /* kvtier run's parser checks */
-    for (uint32_t v = 0; v < axis->count; v++) {
-        const char *rule = is_admission ? check_admission(axis->values[v]) : check_policy(axis->values[v]);
+    for (uint32_t v = 0; v < axis->count && axis->check; v++) {
+        const char *rule = axis->check(axis->values[v]);
         if (rule) return kvt_refuse_value(COMMAND, axis->given, before, rule);
     }
     return KVT_EXIT_OK;
@@ -275,18 +285,12 @@ static int fill_job(const struct parsing *parsing, uint64_t n, struct kvt_timed_
         char *value = axis->values[n % axis->count];
         n /= axis->count;
         if (axis->count > 1) chosen[a] = value;
-        if (!axis->option) {
-            job->admission = value;
-            continue;
-        }
         words[count++] = (char *)(uintptr_t)axis->option;
         words[count++] = value;
     }
     words[count] = NULL;
     const int exit_status = kvt_run_options_parse(count, words, &job->options);
     if (exit_status != KVT_EXIT_OK) return exit_status;
-    if (job->options.policy && !kvt_policy_find(job->options.policy))
-        return kvt_refuse_value(COMMAND, "--policy", job->options.policy, policies_rule());
     size_t used = (size_t)snprintf(job->label, sizeof job->label, "%s",
                                    job->options.policy ? job->options.policy : kvt_policy_at(0)->name);
     for (uint32_t a = 2; a < AXES; a++) {
@@ -385,10 +389,7 @@ int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
     ret_timed->memory = kvt_alloc(1, TEXT_BYTES);
     struct parsing parsing = { .timed = ret_timed, .text = ret_timed->memory };
     if (!ret_timed->memory) return kvt_failure(COMMAND, "out of memory");
-    for (uint32_t a = 0; a < AXES; a++) {
-        parsing.axes[a].given = axis_names[a].given;
-        parsing.axes[a].option = axis_names[a].option;
-    }
+    memcpy(parsing.axes, axis_names, sizeof axis_names);
     int exit_status = take_words(argc, argv, &parsing);
     if (exit_status == KVT_EXIT_OK) exit_status = make_jobs(&parsing, ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = check_outputs(ret_timed);

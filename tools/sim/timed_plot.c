@@ -36,15 +36,19 @@ static void print_name(FILE *stream, const char *name)
     }
 }
 
+/* Two names, each of which may be NULL: the default. */
+static bool is_same(const char *left, const char *right)
+{
+    return left == right || (left && right && strcmp(left, right) == 0);
+}
+
 /* Jobs that differ in capacity alone are one line. */
 static bool is_same_line(const struct kvt_timed_job *a, const struct kvt_timed_job *b)
 {
     const struct kvt_run_options *left = &a->options, *right = &b->options;
-    const bool is_policy = left->policy == right->policy
-        || (left->policy && right->policy && strcmp(left->policy, right->policy) == 0);
-    const bool is_admission = a->admission == b->admission
-        || (a->admission && b->admission && strcmp(a->admission, b->admission) == 0);
-    return is_policy && is_admission && left->prefetch == right->prefetch && left->workload.seed == right->workload.seed
+    const bool is_policy = is_same(left->policy, right->policy) && is_same(left->host_policy, right->host_policy)
+        && is_same(left->admission, right->admission);
+    return is_policy && left->prefetch == right->prefetch && left->workload.seed == right->workload.seed
         && left->link_hbm_bytes_per_s == right->link_hbm_bytes_per_s
         && left->link_nvme_bytes_per_s == right->link_nvme_bytes_per_s;
 }

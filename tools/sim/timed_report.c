@@ -17,10 +17,15 @@ static const char *policy_of(const struct kvt_timed_job *job)
     return job->options.policy ? job->options.policy : kvt_policy_at(0)->name;
 }
 
+static const char *host_policy_of(const struct kvt_timed_job *job)
+{
+    return job->options.host_policy ? job->options.host_policy : policy_of(job);
+}
+
 /* What the runtime takes when nothing is asked for. */
 static const char *admission_of(const struct kvt_timed_job *job)
 {
-    if (job->admission) return job->admission;
+    if (job->options.admission) return job->options.admission;
     return job->options.nvme_bytes_per_day > 0 ? "budget" : "all";
 }
 
@@ -88,6 +93,7 @@ static void put_grid(struct json_object *object, const struct kvt_timed_job *job
 {
     put_text(object, "trace", job->workload->name);
     put_text(object, "policy", policy_of(job));
+    put_text(object, "host_policy", host_policy_of(job));
     put_text(object, "admission", admission_of(job));
     put_text(object, "prefetch", prefetch_names[job->options.prefetch]);
     put(object, "seed", job->options.workload.seed);
@@ -182,7 +188,7 @@ static void print_field(const char *text)
 static void print_csv(const struct kvt_timed *timed)
 {
     (void)printf(
-        "trace,policy,admission,prefetch,seed,hbm_bytes,host_bytes,nvme_bytes,link_hbm,link_nvme,prompt,reused,"
+        "trace,policy,host_policy,admission,prefetch,seed,hbm_bytes,host_bytes,nvme_bytes,link_hbm,link_nvme,prompt,reused,"
         "reused_belady,recomputed,device_hits,host_hits,nvme_hits,fetched_bytes,stashed_bytes,nvme_read_bytes,"
         "written_bytes,write_amplification,steps,stalled_steps,stall_seconds,stall_seconds_at_least,"
         "first_token_ms_p50,first_token_ms_p99,token_ms_p50,token_ms_p99,simulated_seconds\n");
@@ -191,8 +197,8 @@ static void print_csv(const struct kvt_timed *timed)
         const struct kvt_timed_outcome *o = &job->outcome;
         const struct kvt_tier_stats *tiers = o->stats.tiers;
         print_field(job->workload->name);
-        (void)printf(",%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, policy_of(job),
-                     admission_of(job), prefetch_names[job->options.prefetch], job->options.workload.seed,
+        (void)printf(",%s,%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, policy_of(job),
+                     host_policy_of(job), admission_of(job), prefetch_names[job->options.prefetch], job->options.workload.seed,
                      job->options.hbm_bytes, job->options.host_bytes, job->options.nvme_bytes,
                      job->options.link_hbm_bytes_per_s, job->options.link_nvme_bytes_per_s);
         (void)printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->run.tokens_prompt, o->run.tokens_reused,

@@ -1,0 +1,170 @@
+/* doctor, from outside: what it says of a machine and a directory, and how it ends. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <json-c/json.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+
+#include "runtime/base/bytes.h"
+#include "tests/cli/run_program.h"
+
+static const char *program;
+static struct outcome outcome;
+
+static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
+
+#define RUN(...) run((const char *const[]){ "doctor", __VA_ARGS__, NULL })
+
+static char directory[] = "/tmp/kvtier-doctor-XXXXXX";
+
+static int set_up(void **state)
+{
+    (void)state;
+    (void)snprintf(directory, sizeof directory, "/tmp/kvtier-doctor-XXXXXX");
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+/* Removes it only when it is empty: the probe's file has to be gone. */
+static int tear_down(void **state)
+{
+    (void)state;
+    return rmdir(directory);
+}
+
+static struct json_object *report(int exit_status)
+{
+    assert_int_equal(outcome.exit_status, exit_status);
+    assert_string_equal(outcome.err, "");
+    struct json_object *root = json_tokener_parse(outcome.out);
+    assert_non_null(root);
+    return root;
+}
+
+/* The check of that name; NULL: there is none. */
+static struct json_object *find(struct json_object *root, const char *name)
+{
+    struct json_object *checks;
+    assert_true(json_object_object_get_ex(root, "checks", &checks));
+    for (size_t i = 0; i < json_object_array_length(checks); i++) {
+        struct json_object *check = json_object_array_get_idx(checks, i);
+        if (strcmp(json_object_get_string(json_object_object_get(check, "name")), name) == 0) return check;
+    }
+    return NULL;
+}
+
+static bool is_ok(struct json_object *check)
+{
+    assert_non_null(check);
+    return json_object_get_boolean(json_object_object_get(check, "ok"));
+}
+
+static const char *text(struct json_object *check, const char *field)
+{
+    assert_non_null(check);
+    return json_object_get_string(json_object_object_get(check, field));
+}
+
+static void every_check_has_a_value_and_advice_exactly_where_it_is_not_ok(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "processor",   "memory",     "huge pages",       "locked memory", "open files",
+                                         "file system", "free space", "asynchronous I/O", "direct I/O",    "registered buffers",
+                                         "GPU",         "llama.cpp" };
+    RUN("--json", directory);
+    struct json_object *root = report(0);
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
+        struct json_object *check = find(root, names[i]);
+        if (!check) fail_msg("no check of %s", names[i]);
+        assert_true(text(check, "value")[0] != '\0');
+        assert_int_equal(text(check, "advice")[0] == '\0', is_ok(check));
+    }
+    assert_true(json_object_get_boolean(json_object_object_get(root, "usable")));
+    (void)json_object_put(root);
+}
+
+static void the_table_has_a_line_for_each_check_and_says_what_could_be_better(void **state)
+{
+    (void)state;
+    RUN("--llama", "/nonexistent/libllama.so", directory);
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "asynchronous I/O"));
+    assert_non_null(strstr(outcome.out, "  --  llama.cpp           /nonexistent/libllama.so not found\n"));
+    assert_non_null(strstr(outcome.out, "What could be better:\n"));
+    assert_non_null(strstr(outcome.out, "  llama.cpp: only for the llama.cpp connector"));
+}
+
+static void a_library_that_is_no_llama_says_what_it_lacks(void **state)
+{
+    (void)state;
+    RUN("--json", "--llama", "libc.so.6", directory);
+    struct json_object *root = report(0);
+    assert_false(is_ok(find(root, "llama.cpp")));
+    assert_non_null(strstr(text(find(root, "llama.cpp"), "value"), "lacks llama_"));
+    (void)json_object_put(root);
+}
+
+static void a_directory_that_cannot_be_written_to_is_unusable(void **state)
+{
+    (void)state;
+    static const char *const nowhere[] = { "/proc", "/nonexistent/store", "/dev/null" };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(nowhere); i++) {
+        RUN("--json", nowhere[i]);
+        struct json_object *root = report(1);
+        assert_false(json_object_get_boolean(json_object_object_get(root, "usable")));
+        assert_false(is_ok(find(root, "directory")));
+        assert_non_null(strstr(text(find(root, "directory"), "value"), nowhere[i]));
+        (void)json_object_put(root);
+    }
+}
+
+static void memory_that_looks_like_a_disk_is_said_to_be_none(void **state)
+{
+    (void)state;
+    struct statfs system;
+    if (statfs("/dev/shm", &system) != 0 || system.f_type != 0x01021994) {
+        print_message("skipped: /dev/shm is no tmpfs here\n");
+        skip();
+    }
+    char path[] = "/dev/shm/kvtier-doctor-XXXXXX";
+    assert_non_null(mkdtemp(path));
+    RUN("--json", path);
+    assert_int_equal(rmdir(path), 0);
+    struct json_object *root = report(0);
+    assert_string_equal(text(find(root, "file system"), "value"), "tmpfs");
+    assert_false(is_ok(find(root, "file system")));
+    (void)json_object_put(root);
+}
+
+static void wrong_use_is_one_line_and_status_2(void **state)
+{
+    (void)state;
+    RUN(directory, "another");
+    assert_int_equal(outcome.exit_status, 2);
+    assert_int_equal(count_lines(outcome.err), 1);
+    assert_string_equal(outcome.out, "");
+    RUN("--no-such-option");
+    assert_int_equal(outcome.exit_status, 2);
+    assert_int_equal(count_lines(outcome.err), 1);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) return 2;
+    program = argv[1];
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(every_check_has_a_value_and_advice_exactly_where_it_is_not_ok),
+        TEST(the_table_has_a_line_for_each_check_and_says_what_could_be_better),
+        TEST(a_library_that_is_no_llama_says_what_it_lacks),
+        TEST(a_directory_that_cannot_be_written_to_is_unusable),
+        TEST(memory_that_looks_like_a_disk_is_said_to_be_none),
+        TEST(wrong_use_is_one_line_and_status_2),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -23,6 +23,8 @@
 #include "policy/slots.h"
 
 enum { KVT_LIRS_HIR, KVT_LIRS_LIR, KVT_LIRS_LIST_COUNT };
+enum { KVT_LIRS_OUT, KVT_LIRS_GHOST_LIST_COUNT };
+enum { KVT_LIRS_STACK, KVT_LIRS_STACK_COUNT };
 
 struct kvt_lirs {
     struct kvt_slots slots;   /* HIR is Q; LIR by last use */
@@ -38,17 +40,100 @@ KVT_NODISCARD enum kvt_status kvt_lirs_init(struct kvt_lirs *lirs, uint32_t slot
                                             uint32_t ghost_max);
 void kvt_lirs_done(struct kvt_lirs *lirs);
 
-void kvt_lirs_insert(struct kvt_lirs *lirs, uint32_t slot, uint64_t key_hash);
-void kvt_lirs_touch(struct kvt_lirs *lirs, uint32_t slot);
-void kvt_lirs_remove(struct kvt_lirs *lirs, uint32_t slot, enum kvt_policy_why why);
-/* A key that is no slot's is not remembered any longer. */
-void kvt_lirs_forget_key(struct kvt_lirs *lirs, uint64_t key_hash);
-
 /* How many of so many slots may be LIR when so many percent, and at least one, are to be HIR. */
 uint32_t kvt_lirs_share(uint32_t slot_count, uint32_t hir_percent);
 
+KVT_INLINE bool kvt_lirs_is_lir(const struct kvt_lirs *lirs, uint32_t number)
+{
+    return number < lirs->slots.slot_count && kvt_slots_list(&lirs->slots, number) == KVT_LIRS_LIR;
+}
+
+KVT_INLINE void kvt_lirs_forget(struct kvt_lirs *lirs, uint32_t ghost)
+{
+    kvt_order_unlink(&lirs->stack, KVT_LIRS_STACK, lirs->slots.slot_count + ghost);
+    kvt_ghosts_forget(&lirs->ghosts, ghost);
+}
+
+/* Cuts off what is below the lowest LIR. */
+KVT_INLINE void kvt_lirs_prune(struct kvt_lirs *lirs)
+{
+    for (;;) {
+        const uint32_t bottom = kvt_order_coldest(&lirs->stack, KVT_LIRS_STACK);
+        if (bottom == KVT_ORDER_NONE || kvt_lirs_is_lir(lirs, bottom)) return;
+        if (bottom < lirs->slots.slot_count) kvt_order_unlink(&lirs->stack, KVT_LIRS_STACK, bottom);
+        else kvt_lirs_forget(lirs, bottom - lirs->slots.slot_count);
+    }
+}
+
+/* Ends every change: a LIR at the bottom of S, and, of too many LIR, two fewer. */
+KVT_INLINE void kvt_lirs_settle(struct kvt_lirs *lirs)
+{
+    kvt_lirs_prune(lirs);
+    for (uint32_t n = 0; n < 2 && lirs->slots.size[KVT_LIRS_LIR] > lirs->lir_max; n++) {
+        const uint32_t bottom = kvt_order_coldest(&lirs->stack, KVT_LIRS_STACK);
+        kvt_slots_move(&lirs->slots, bottom, KVT_LIRS_HIR);
+        kvt_lirs_prune(lirs);
+    }
+}
+
+KVT_INLINE void kvt_lirs_insert(struct kvt_lirs *lirs, uint32_t slot, uint64_t key_hash)
+{
+    const uint32_t ghost = kvt_ghosts_find(&lirs->ghosts, key_hash);
+    if (ghost != KVT_GHOST_NONE) kvt_lirs_forget(lirs, ghost);
+    const bool becomes_lir = ghost != KVT_GHOST_NONE || lirs->slots.size[KVT_LIRS_LIR] < lirs->lir_max;
+    kvt_slots_insert(&lirs->slots, slot, becomes_lir ? KVT_LIRS_LIR : KVT_LIRS_HIR);
+    kvt_order_push_warm(&lirs->stack, KVT_LIRS_STACK, slot);
+    lirs->keys[slot] = key_hash;
+    kvt_lirs_settle(lirs);
+}
+
+KVT_INLINE void kvt_lirs_touch(struct kvt_lirs *lirs, uint32_t slot)
+{
+    KVT_ASSERT(slot < lirs->slots.slot_count);
+    const bool is_in_stack = kvt_order_has(&lirs->stack, slot);
+    kvt_slots_use(&lirs->slots, slot, is_in_stack ? KVT_LIRS_LIR : KVT_LIRS_HIR);
+    if (is_in_stack) kvt_order_unlink(&lirs->stack, KVT_LIRS_STACK, slot);
+    kvt_order_push_warm(&lirs->stack, KVT_LIRS_STACK, slot);
+    kvt_lirs_settle(lirs);
+}
+
+/* An evicted HIR in S leaves its key in its place there; all else leaves nothing. */
+KVT_INLINE void kvt_lirs_remove(struct kvt_lirs *lirs, uint32_t slot, enum kvt_policy_why why)
+{
+    const uint32_t list = kvt_slots_remove(&lirs->slots, slot);
+    if (kvt_order_has(&lirs->stack, slot)) {
+        if (why == KVT_POLICY_EVICTED && list == KVT_LIRS_HIR) {
+            const uint64_t key_hash = lirs->keys[slot];
+            uint32_t *end = kvt_ghosts_link(&lirs->ghosts, key_hash);
+            if (*end != 0) {
+                kvt_lirs_forget(lirs, *end - 1);
+                end = kvt_ghosts_link(&lirs->ghosts, key_hash);
+            }
+            const uint32_t ghost = kvt_ghosts_add(&lirs->ghosts, end, key_hash, KVT_LIRS_OUT);
+            kvt_order_replace(&lirs->stack, slot, lirs->slots.slot_count + ghost);
+            if (lirs->ghosts.count > lirs->ghost_max)
+                kvt_lirs_forget(lirs, kvt_ghosts_oldest(&lirs->ghosts, KVT_LIRS_OUT));
+        } else {
+            kvt_order_unlink(&lirs->stack, KVT_LIRS_STACK, slot);
+        }
+    }
+    kvt_lirs_settle(lirs);
+}
+
+/* A key that is no slot's is not remembered any longer. */
+KVT_INLINE void kvt_lirs_forget_key(struct kvt_lirs *lirs, uint64_t key_hash)
+{
+    const uint32_t ghost = kvt_ghosts_find(&lirs->ghosts, key_hash);
+    if (ghost != KVT_GHOST_NONE) kvt_lirs_forget(lirs, ghost);
+}
+
 /* KVT_POLICY_NONE: none is idle. */
-uint32_t kvt_lirs_victim(struct kvt_lirs *lirs);
+KVT_INLINE uint32_t kvt_lirs_victim(struct kvt_lirs *lirs)
+{
+    const uint32_t slot = kvt_slots_coldest_idle(&lirs->slots, KVT_LIRS_HIR);
+    if (slot != KVT_POLICY_NONE) return slot;
+    return kvt_slots_coldest_idle(&lirs->slots, KVT_LIRS_LIR);
+}
 
 /* Tests only. */
 void kvt_lirs_verify(const struct kvt_lirs *lirs);

@@ -51,6 +51,9 @@ struct kvt_policy_hint {
 
 struct kvt_policy; /* each implementation's own struct */
 
+/* So many accesses early replay asks the memory for a block's slot. */
+#define KVT_REPLAY_AHEAD 12u
+
 /* A slot is absent, held (pinned, moving: never a victim) or idle. */
 struct kvt_policy_ops {
     const char *name;
@@ -83,6 +86,15 @@ struct kvt_policy_ops {
 
     /* Walks everything and asserts; tests only. */
     void (*verify)(const struct kvt_policy *policy);
+
+    /*
+     * Makes the calls above for so many accesses to blocks, in a pool whose slots are all idle: a hit touches, a miss
+     * evicts, inserts and releases. A block is a small number, which is its key as well; slot_of[block] is its slot or
+     * KVT_POLICY_NONE, block_of[slot] what the slot has. ret_is_hit[i] says whether blocks[i] was there. Another
+     * KVT_REPLAY_AHEAD blocks behind the last can be read. Made by replay.h, for counting; NULL: it was not.
+     */
+    void (*replay)(struct kvt_policy *policy, uint32_t *slot_of, uint32_t *block_of, const uint32_t *blocks,
+                   uint32_t count, bool *ret_is_hit);
 };
 
 /* NULL when there is none of that name. */
@@ -110,9 +122,12 @@ struct kvt_admission;
 struct kvt_admission_ops {
     const char *name;
     const char *summary;
-    enum kvt_status (*create)(uint64_t seed, struct kvt_admission **ret_admission);
+    /* NOMEM. tier_bytes: what nvme can hold; 0: not known. */
+    enum kvt_status (*create)(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission);
     void (*destroy)(struct kvt_admission *admission);
     bool (*admits)(struct kvt_admission *admission, const struct kvt_admission_question *question);
+    /* A block is used that was found in nvme. NULL: the policy is not told. */
+    void (*used)(struct kvt_admission *admission, uint64_t key_hash);
 };
 
 const struct kvt_admission_ops *kvt_admission_find(const char *name);

@@ -9,7 +9,7 @@ uint32_t kvt_slots_verify(const struct kvt_slots *slots, uint32_t list_count)
     uint32_t size[KVT_SLOTS_LISTS_MAX] = { 0 };
     uint32_t linked[KVT_SLOTS_LISTS_MAX] = { 0 };
     for (uint32_t slot = 0; slot < slots->slot_count; slot++) {
-        const uint8_t bits = slots->bits[slot];
+        const uint16_t bits = slots->bits[slot];
         const bool is_linked = kvt_order_has(&slots->order, slot);
         if (!(bits & KVT_SLOT_PRESENT)) {
             KVT_ASSERT(bits == 0);

@@ -126,6 +126,12 @@ static inline void kvt_block_set(struct kvt_block *block, enum kvt_block_flag fl
     block->flags = is_set ? (uint16_t)(block->flags | (uint16_t)flag) : (uint16_t)(block->flags & ~(uint16_t)flag);
 }
 
+/* By which admission knows it: blocks of several groups have one key. */
+static inline uint64_t kvt_block_key_hash(const struct kvt_block *block)
+{
+    return block->key.lo + block->group * UINT64_C(0x9e3779b97f4a7c15);
+}
+
 static inline bool kvt_block_has_copies(const struct kvt_block *block) { return block->state_bits != 0; }
 
 /* The edge of an event. */

@@ -47,6 +47,13 @@ static enum kvt_status init_host(struct kvt_core *core)
                               core->group_count, core->config.host_policy, core->config.seed);
 }
 
+static enum kvt_status init_admission(struct kvt_core *core)
+{
+    struct kvt_tier_counters nvme = { 0 };
+    if (core->has_nvme) core->nvme->ops->counters(core->nvme, &nvme);
+    return core->config.admission->create(nvme.capacity_bytes, core->config.seed, &core->admission);
+}
+
 enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_config *config)
 {
     memset(core, 0, sizeof *core);
@@ -77,7 +84,7 @@ enum kvt_status kvt_core_init(struct kvt_core *core, const struct kvt_core_confi
         }
         KVT_TRY(kvt_pool_init(&core->pools[p], slot_bytes, config->pool_slots[p], config->device_policy, config->seed));
     }
-    if (config->admission) KVT_TRY(config->admission->create(config->seed, &core->admission));
+    if (config->admission) KVT_TRY(init_admission(core));
     KVT_TRY(kvt_foresight_init(core));
     KVT_TRY(init_hints(core));
     return config->host ? init_host(core) : KVT_OK;

@@ -237,6 +237,7 @@ static uint32_t hold_prefix(struct kvt_core *core, struct kvt_sequence *sequence
 
 static void count_hits(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t held, uint32_t asked)
 {
+    const struct kvt_admission_ops *admission = core->config.admission;
     for (uint32_t g = 0; g < core->group_count; g++) {
         const struct kvt_sequence_table *table = &sequence->groups[g];
         for (uint32_t i = 0; i < held; i++) {
@@ -245,6 +246,8 @@ static void count_hits(struct kvt_core *core, const struct kvt_sequence *sequenc
             uint32_t tier = 0;
             while (kvt_copy_state(block, tier) == KVT_COPY_EMPTY) core->counters.misses[tier++]++;
             if (!KVT_PLANTED(HIT_MISCOUNTED) || tier < KVT_TIER_NVME) core->counters.hits[tier]++;
+            if (tier == KVT_TIER_NVME && admission && admission->used)
+                admission->used(core->admission, kvt_block_key_hash(block));
         }
         if (core->groups[g].kind != KVT_GROUP_FULL) continue;
         for (uint32_t t = 0; t < KVT_TIERS; t++) core->counters.misses[t] += asked - held;

@@ -32,7 +32,7 @@ static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
     if (core->config.nvme_bytes_per_day > 0 && block->refs == 0
         && nvme.day_bytes + block->host_length > core->config.nvme_bytes_per_day)
         return false;
-    const struct kvt_admission_question question = { .key_hash = block->key.lo,
+    const struct kvt_admission_question question = { .key_hash = kvt_block_key_hash(block),
                                                      .bytes = block->host_length,
                                                      .uses = 1u + block->uses,
                                                      .is_referenced = block->refs > 0,

@@ -331,7 +331,9 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_step_wait_layer(struct kvt_runtime *ru
  * Of a sequence that was LANDING in a step: did its blocks land? Ask when the stream has passed the end of the step, and
  * before what it computed is used. READY: all is right. NOT_READY: the runtime has not heard of all of them yet: kvt_wait,
  * and ask again; also while the step is open. LOST: a block did not land, or a layer was not waited for; tokens from
- * *ret_lost_from on are not what they should be: truncate, and compute them again. step_begin says the same. INVAL: stale.
+ * *ret_lost_from on are not what they should be: truncate, and compute them again. step_begin says the same. A sequence
+ * that was cut to where those steps began, or below, is READY: what they computed is gone, and is not to be used. INVAL:
+ * stale.
  */
 KVT_NODISCARD KVT_API enum kvt_status kvt_seq_landed(struct kvt_runtime *runtime, kvt_seq seq,
                                                      enum kvt_ready *ret_ready, uint64_t *ret_lost_from);

@@ -1,64 +1,82 @@
 /*
- * adaptive: writes all, or waits for the second sight, by what comes back.
+ * adaptive: writes all, or waits for the second sight, by which of them would have more hits.
  *
- * Keys are remembered as in second-sight, each with whether it was written. Keys that were written and are asked about
- * again were written in vain: they left before they were used. It begins by writing all. When more than 22 % of a window
- * of 2,048 questions are about such keys, it refuses first sights for one window, and counts how many of the first 512
- * that it refuses come back. As soon as 70 % did, it writes all for 16 windows before it may refuse again; when after 4
- * windows fewer did, it refuses first sights from then on, and looks at 512 others every 16 windows. When fewer than 2 %
- * of a window are about what was written in vain, there is room, and it writes all. What a live sequence holds, or was
- * used twice, is always written.
+ * Two shadows see what is asked and what is used, as the tier does, and are as large (shadow.h): one is written all,
+ * the other, once full, only what was seen before. It begins by writing all. Uses are taken in lots of an eighth of the
+ * tier; of each lot the second shadow's hits less the first's are added up, and their squares, both fading over 64
+ * lots. When the sum is three times the root of the squares, it is more than chance: first sights are refused from then
+ * on, and the tier's own hits less the first shadow's are kept as an account. All is written again when the second
+ * shadow is behind by two and a half times, or the account is: in debt by a tenth of the tier's blocks or two
+ * thousandths of all uses, or below its best by three tenths of the tier and what chance explains. An attempt that ends
+ * in debt makes the next one harder; and as a wrong one costs hits in proportion to the tier, none is made before there
+ * were six times as many uses. So nothing is tried to learn, and where nothing is to be gained it is `all`, write by
+ * write. What a live sequence holds, or was used twice, is always written.
  *
- * Source: ours; the memory is second-sight's (Maggs, Sitaraman, SIGCOMM CCR 45(3), 2015), the regret that of ARC's
- * ghost lists (Megiddo, Modha, FAST 2003).
+ * Source: ours; the memory is second-sight's (Maggs, Sitaraman, SIGCOMM CCR 45(3), 2015); shadows that say which of two
+ * rules to follow are set dueling's (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA
+ * 2007), the sample SHARDS's (Waldspurger et al., FAST 2015).
  */
 #include "policy/policy.h"
 
 #include <string.h>
 
+#include "policy/shadow.h"
+#include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 #include "runtime/base/rng.h"
 
 #define SET_COUNT (UINT32_C(1) << 18)
 #define WAYS 4u
-#define WRITTEN 1u /* lowest bits of a fingerprint */
-#define WATCHED 2u /* refused, and watched */
-#define MARKS (WRITTEN | WATCHED)
-#define WINDOW 2048u
-#define IN_VAIN_PERCENT_MAX 22u
-#define IN_VAIN_PERCENT_MIN 2u
-#define RETURN_PERCENT_MAX 70u
-#define TRUST_WINDOWS 16u
-#define MARKED_MAX 512u
-#define MARKED_MIN 128u /* before it is judged */
-#define WATCH_WINDOWS 16u
-#define SETTLE_WINDOWS 4u
+
+#define LOTS_A_TIER 8u
+#define LOT_MIN 64u
+#define LOTS_KEPT 64.0    /* the sums fade over so many */
+#define GO_DEVIATIONS 3.0 /* ahead by so many: refuse */
+#define GO_MORE_A_FAILURE 1.5
+#define GO_USES_A_BLOCK 6u  /* of the tier, at least */
+#define AHEAD_MIN 0.001     /* of the uses kept */
+#define BACK_DEVIATIONS 2.5 /* behind by so many: write all */
+#define DEBT_MAX 0.1        /* of the tier's blocks, in hits, or */
+#define DEBT_MAX_USES 0.002 /* of all uses */
+#define FALL_MAX 0.3        /* of the tier's blocks, below the best, and */
+#define FALL_DEVIATIONS 2.0
+
+enum { ALL, SIGHT }; /* sides of the shadow */
+
+/* Hits of second sight (ahead), and of the tier (gained), less those of writing all. */
+struct lot {
+    uint32_t uses;
+    int32_t ahead, gained;
+};
 
 struct kvt_admission {
     uint32_t (*sets)[WAYS]; /* fingerprints, the youngest first; 0: none */
     uint64_t seed;
-    bool is_refusing, is_settled;
-    uint32_t questions, in_vain; /* of this window */
-    uint32_t marked, returned;   /* of the keys that are watched */
-    uint32_t windows_left; /* settled writing: until it may refuse; settled refusing: until other keys are watched;
-                                    else: until it is settled */
+    struct kvt_shadow shadow;
+    uint32_t block_bytes; /* of the last block that was asked about */
+    struct lot lot;
+    uint64_t all_uses;
+    double uses, ahead, ahead_squared; /* of the lots before, fading */
+    bool is_refusing;
+    uint32_t failures;
+    int64_t account, account_best; /* of refusing, since it began */
 };
 
 static void adaptive_destroy(struct kvt_admission *adaptive)
 {
     if (!adaptive) return;
+    kvt_shadow_done(&adaptive->shadow);
     kvt_table_unmap(adaptive->sets, SET_COUNT * sizeof adaptive->sets[0]);
     kvt_free(adaptive);
 }
 
-static enum kvt_status adaptive_create(uint64_t seed, struct kvt_admission **ret_admission)
+static enum kvt_status adaptive_create(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission)
 {
     struct kvt_admission *adaptive = kvt_alloc(1, sizeof *adaptive);
     if (!adaptive) return KVT_NOMEM;
     adaptive->seed = seed;
-    adaptive->is_settled = true;
     adaptive->sets = kvt_table_map(SET_COUNT * sizeof adaptive->sets[0]);
-    if (!adaptive->sets) {
+    if (!adaptive->sets || kvt_shadow_init(&adaptive->shadow, tier_bytes) != KVT_OK) {
         adaptive_destroy(adaptive);
         return KVT_NOMEM;
     }
@@ -66,80 +84,109 @@ static enum kvt_status adaptive_create(uint64_t seed, struct kvt_admission **ret
     return KVT_OK;
 }
 
-/*
- * Moves the key to the front of its set, and returns its fingerprint there; *ret_was: what was remembered of it, or 0.
- */
-static uint32_t *remember(struct kvt_admission *adaptive, uint64_t key_hash, uint32_t *ret_was)
+/* True: the key was remembered. It is from now on, in front of its set. */
+static bool is_known(struct kvt_admission *adaptive, uint64_t mixed)
 {
-    const uint64_t mixed = kvt_mix64(key_hash ^ kvt_mix64(adaptive->seed));
     uint32_t *set = adaptive->sets[mixed & (SET_COUNT - 1)];
-    const uint32_t fingerprint = ((uint32_t)(mixed >> 32) | 4u) & ~MARKS;
+    const uint32_t fingerprint = (uint32_t)(mixed >> 32) | 1u;
     uint32_t way = 0;
-    while (way < WAYS && (set[way] & ~MARKS) != fingerprint) way++;
-    *ret_was = way < WAYS ? set[way] : 0;
-    memmove(&set[1], &set[0], (way < WAYS ? way : WAYS - 1) * sizeof set[0]);
-    set[0] = *ret_was ? *ret_was : fingerprint;
-    return &set[0];
+    while (way < WAYS && set[way] != fingerprint) way++;
+    const bool was_known = way < WAYS;
+    memmove(&set[1], &set[0], (was_known ? way : WAYS - 1) * sizeof set[0]);
+    set[0] = fingerprint;
+    return was_known;
 }
 
-/* Marks that are left from before are counted with the new ones: few, and they come back or not like the others. */
-static void watch(struct kvt_admission *adaptive, uint32_t windows)
+/* ---- Which is better --------------------------------------------------------------------------------------------- */
+
+/* The sum of the lots is above so many of its standard deviations, were each as likely to have the other sign. */
+static bool is_above(const struct kvt_admission *adaptive, double sum, double deviations)
 {
-    adaptive->is_refusing = true;
-    adaptive->marked = adaptive->returned = 0;
-    adaptive->windows_left = windows;
+    return sum > 0 && sum * sum > deviations * deviations * adaptive->ahead_squared;
 }
 
-static void write_all(struct kvt_admission *adaptive, uint32_t windows)
+static bool is_worth_it(const struct kvt_admission *adaptive, uint32_t slots)
 {
-    adaptive->is_refusing = false;
-    adaptive->is_settled = true;
-    adaptive->windows_left = windows;
+    const double deviations = GO_DEVIATIONS + adaptive->failures * GO_MORE_A_FAILURE;
+    if (adaptive->all_uses < (uint64_t)GO_USES_A_BLOCK * slots) return false;
+    return is_above(adaptive, adaptive->ahead, deviations) && adaptive->ahead > AHEAD_MIN * adaptive->uses;
 }
 
-static void end_window(struct kvt_admission *adaptive)
+static bool is_over(const struct kvt_admission *adaptive, double slots)
 {
-    const uint32_t in_vain_percent = adaptive->in_vain * 100 / WINDOW;
-    adaptive->questions = adaptive->in_vain = 0;
-    if (!adaptive->is_settled) {
-        adaptive->is_settled = adaptive->is_refusing = --adaptive->windows_left == 0;
-        if (adaptive->is_settled) adaptive->windows_left = WATCH_WINDOWS;
-    } else if (adaptive->is_refusing) {
-        if (in_vain_percent < IN_VAIN_PERCENT_MIN) write_all(adaptive, 0);
-        else if (--adaptive->windows_left == 0) watch(adaptive, WATCH_WINDOWS);
-    } else if (adaptive->windows_left > 0) {
-        adaptive->windows_left--;
-    } else if (in_vain_percent > IN_VAIN_PERCENT_MAX) {
-        adaptive->is_settled = false;
-        watch(adaptive, SETTLE_WINDOWS);
+    const double debt = -(double)adaptive->account;
+    const double fall = (double)(adaptive->account_best - adaptive->account) - FALL_MAX * slots;
+    if (debt > DEBT_MAX * slots || debt > DEBT_MAX_USES * (double)adaptive->all_uses) return true;
+    return is_above(adaptive, -adaptive->ahead, BACK_DEVIATIONS) || is_above(adaptive, fall, FALL_DEVIATIONS);
+}
+
+static void end_lot(struct kvt_admission *adaptive, uint32_t slots)
+{
+    const struct lot lot = adaptive->lot;
+    const double kept = 1 - 1 / LOTS_KEPT;
+    adaptive->lot = (struct lot){ 0 };
+    adaptive->uses = adaptive->uses * kept + lot.uses;
+    adaptive->ahead = adaptive->ahead * kept + lot.ahead;
+    adaptive->ahead_squared = adaptive->ahead_squared * kept + (double)lot.ahead * lot.ahead;
+    if (!adaptive->is_refusing) {
+        adaptive->is_refusing = is_worth_it(adaptive, slots);
+        adaptive->account = adaptive->account_best = 0;
+        return;
     }
+    adaptive->account += lot.gained;
+    if (adaptive->account > adaptive->account_best) adaptive->account_best = adaptive->account;
+    if (!is_over(adaptive, slots)) return;
+    adaptive->is_refusing = false;
+    if (adaptive->account < 0) adaptive->failures++;
+    else if (adaptive->failures > 0) adaptive->failures--;
+}
+
+/* A use, of what the tier had or not. Nothing is counted before the tier would have been full. */
+static void see(struct kvt_admission *adaptive, uint64_t mixed, bool was_seen, bool is_hit)
+{
+    struct kvt_shadow *shadow = &adaptive->shadow;
+    const uint64_t key = kvt_mix64(mixed); /* of other bits than the memory's */
+    if (!kvt_shadow_has_sampled(shadow, key, adaptive->block_bytes)) return;
+    adaptive->all_uses++;
+    const bool is_counted = shadow->sides[ALL].is_full;
+    const bool is_second_admitting = was_seen || !shadow->sides[SIGHT].is_full;
+    const uint32_t admitting = 1u << ALL | (uint32_t)is_second_admitting << SIGHT;
+    const uint32_t had = kvt_shadow_use(shadow, key, adaptive->block_bytes, admitting);
+    if (!is_counted) return;
+    const int32_t all = had >> ALL & 1, sight = had >> SIGHT & 1;
+    adaptive->lot.uses++;
+    adaptive->lot.ahead += sight - all;
+    adaptive->lot.gained += is_hit - all;
+    const uint32_t slots = shadow->sides[ALL].count;
+    if (adaptive->lot.uses >= kvt_max_u32(LOT_MIN, slots / LOTS_A_TIER)) end_lot(adaptive, slots);
+}
+
+static uint64_t mix(const struct kvt_admission *adaptive, uint64_t key_hash)
+{
+    return kvt_mix64(key_hash ^ kvt_mix64(adaptive->seed));
 }
 
 static bool adaptive_admits(struct kvt_admission *adaptive, const struct kvt_admission_question *question)
 {
-    uint32_t was;
-    uint32_t *fingerprint = remember(adaptive, question->key_hash, &was);
-    const bool is_admitted = !adaptive->is_refusing || was != 0 || question->is_referenced || question->uses >= 2;
-    adaptive->questions++;
-    adaptive->in_vain += (was & WRITTEN) != 0;
-    adaptive->returned += (was & WATCHED) != 0;
-    if (is_admitted) {
-        *fingerprint = (*fingerprint | WRITTEN) & ~WATCHED;
-    } else if (adaptive->marked < MARKED_MAX) {
-        *fingerprint |= WATCHED;
-        adaptive->marked++;
-    }
-    const bool is_returning = adaptive->marked >= MARKED_MIN
-        && adaptive->returned * 100 > adaptive->marked * RETURN_PERCENT_MAX;
-    if ((adaptive->is_refusing || !adaptive->is_settled) && is_returning) write_all(adaptive, TRUST_WINDOWS);
-    if (adaptive->questions == WINDOW) end_window(adaptive);
-    return is_admitted;
+    const uint64_t mixed = mix(adaptive, question->key_hash);
+    const bool was_seen = is_known(adaptive, mixed) || question->is_referenced || question->uses >= 2;
+    adaptive->block_bytes = kvt_max_u32(1, question->bytes);
+    see(adaptive, mixed, was_seen, false);
+    return !adaptive->is_refusing || was_seen;
+}
+
+/* What was never asked about is the tier's from an earlier life; it tells nothing. */
+static void adaptive_used(struct kvt_admission *adaptive, uint64_t key_hash)
+{
+    const uint64_t mixed = mix(adaptive, key_hash);
+    if (adaptive->block_bytes > 0) see(adaptive, mixed, is_known(adaptive, mixed), true);
 }
 
 const struct kvt_admission_ops kvt_admission_adaptive = {
     .name = "adaptive",
-    .summary = "writes all, or what was seen a second time, by what comes back",
+    .summary = "writes all, or what was seen a second time, by which would have more hits",
     .create = adaptive_create,
     .destroy = adaptive_destroy,
     .admits = adaptive_admits,
+    .used = adaptive_used,
 };

@@ -9,9 +9,10 @@ struct kvt_admission {
     bool answer;
 };
 
-static enum kvt_status all_create(uint64_t seed, struct kvt_admission **ret_admission)
+static enum kvt_status all_create(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission)
 {
     static struct kvt_admission yes = { .answer = true };
+    (void)tier_bytes;
     (void)seed;
     *ret_admission = &yes;
     return KVT_OK;

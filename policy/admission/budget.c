@@ -15,9 +15,10 @@ struct kvt_admission {
     uint32_t steps; /* how often the budget is halved before the last step */
 };
 
-static enum kvt_status budget_create(uint64_t seed, struct kvt_admission **ret_admission)
+static enum kvt_status budget_create(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission)
 {
     static struct kvt_admission halving = { .steps = 3 };
+    (void)tier_bytes;
     (void)seed;
     *ret_admission = &halving;
     return KVT_OK;

@@ -32,8 +32,9 @@ static void second_sight_destroy(struct kvt_admission *sight)
     kvt_free(sight);
 }
 
-static enum kvt_status second_sight_create(uint64_t seed, struct kvt_admission **ret_admission)
+static enum kvt_status second_sight_create(uint64_t tier_bytes, uint64_t seed, struct kvt_admission **ret_admission)
 {
+    (void)tier_bytes;
     struct kvt_admission *sight = kvt_alloc(1, sizeof *sight);
     if (!sight) return KVT_NOMEM;
     sight->seed = seed;

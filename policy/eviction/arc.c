@@ -19,6 +19,7 @@
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -140,6 +141,8 @@ static void arc_verify(const struct kvt_policy *arc)
     KVT_ASSERT((uint64_t)present + arc->ghosts.count <= 2 * slot_count);
 }
 
+KVT_REPLAY(arc)
+
 const struct kvt_policy_ops kvt_policy_arc = {
     .name = "arc",
     .summary = "balances recency against frequency by what it regrets evicting",
@@ -152,4 +155,5 @@ const struct kvt_policy_ops kvt_policy_arc = {
     .remove = arc_remove,
     .victim = arc_victim,
     .verify = arc_verify,
+    .replay = kvt_replay_arc,
 };

@@ -10,6 +10,7 @@
  */
 #include "policy/policy.h"
 
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -76,6 +77,8 @@ static uint32_t clock_victim(struct kvt_policy *clock)
 
 static void clock_verify(const struct kvt_policy *clock) { (void)kvt_slots_verify(&clock->slots, LIST_COUNT); }
 
+KVT_REPLAY(clock)
+
 const struct kvt_policy_ops kvt_policy_clock = {
     .name = "clock",
     .summary = "first in leaves first, with a second chance for what was used",
@@ -88,4 +91,5 @@ const struct kvt_policy_ops kvt_policy_clock = {
     .remove = clock_remove,
     .victim = clock_victim,
     .verify = clock_verify,
+    .replay = kvt_replay_clock,
 };

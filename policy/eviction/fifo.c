@@ -10,6 +10,7 @@
  */
 #include "policy/policy.h"
 
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -64,6 +65,8 @@ static uint32_t fifo_victim(struct kvt_policy *fifo) { return kvt_slots_coldest_
 
 static void fifo_verify(const struct kvt_policy *fifo) { (void)kvt_slots_verify(&fifo->slots, LIST_COUNT); }
 
+KVT_REPLAY(fifo)
+
 const struct kvt_policy_ops kvt_policy_fifo = {
     .name = "fifo",
     .summary = "first in leaves first; uses do not count",
@@ -76,4 +79,5 @@ const struct kvt_policy_ops kvt_policy_fifo = {
     .remove = fifo_remove,
     .victim = fifo_victim,
     .verify = fifo_verify,
+    .replay = kvt_replay_fifo,
 };

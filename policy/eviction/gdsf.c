@@ -14,6 +14,7 @@
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
+#include "policy/replay.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
@@ -67,6 +68,8 @@ static void gdsf_release(struct kvt_policy *gdsf, uint32_t slot) { kvt_ranked_re
 static uint32_t gdsf_victim(struct kvt_policy *gdsf) { return kvt_ranked_lowest(&gdsf->ranked); }
 static void gdsf_verify(const struct kvt_policy *gdsf) { kvt_ranked_verify(&gdsf->ranked); }
 
+KVT_REPLAY(gdsf)
+
 const struct kvt_policy_ops kvt_policy_gdsf = {
     .name = "gdsf",
     .summary = "uses count, and count for more the later they come",
@@ -79,4 +82,5 @@ const struct kvt_policy_ops kvt_policy_gdsf = {
     .remove = gdsf_remove,
     .victim = gdsf_victim,
     .verify = gdsf_verify,
+    .replay = kvt_replay_gdsf,
 };

@@ -11,6 +11,7 @@
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
+#include "policy/replay.h"
 #include "runtime/base/mem.h"
 
 struct kvt_policy {
@@ -72,6 +73,8 @@ static void length_aware_release(struct kvt_policy *aware, uint32_t slot) { kvt_
 static uint32_t length_aware_victim(struct kvt_policy *aware) { return kvt_ranked_lowest(&aware->ranked); }
 static void length_aware_verify(const struct kvt_policy *aware) { kvt_ranked_verify(&aware->ranked); }
 
+KVT_REPLAY(length_aware)
+
 const struct kvt_policy_ops kvt_policy_length_aware = {
     .name = "length-aware",
     .summary = "lfu, where of equally often used ones the latest in its sequence leaves first",
@@ -85,4 +88,5 @@ const struct kvt_policy_ops kvt_policy_length_aware = {
     .victim = length_aware_victim,
     .hint = length_aware_hint,
     .verify = length_aware_verify,
+    .replay = kvt_replay_length_aware,
 };

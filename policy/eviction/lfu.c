@@ -12,6 +12,7 @@
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
+#include "policy/replay.h"
 #include "runtime/base/mem.h"
 
 struct kvt_policy {
@@ -60,6 +61,8 @@ static void lfu_release(struct kvt_policy *lfu, uint32_t slot) { kvt_ranked_rele
 static uint32_t lfu_victim(struct kvt_policy *lfu) { return kvt_ranked_lowest(&lfu->ranked); }
 static void lfu_verify(const struct kvt_policy *lfu) { kvt_ranked_verify(&lfu->ranked); }
 
+KVT_REPLAY(lfu)
+
 const struct kvt_policy_ops kvt_policy_lfu = {
     .name = "lfu",
     .summary = "least often used leaves first, of equal ones the least recently used",
@@ -72,4 +75,5 @@ const struct kvt_policy_ops kvt_policy_lfu = {
     .remove = lfu_remove,
     .victim = lfu_victim,
     .verify = lfu_verify,
+    .replay = kvt_replay_lfu,
 };

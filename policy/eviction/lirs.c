@@ -14,6 +14,7 @@
 #include "policy/policy.h"
 
 #include "policy/lirs_stack.h"
+#include "policy/replay.h"
 #include "runtime/base/mem.h"
 
 #define HIR_PERCENT 1u
@@ -64,6 +65,8 @@ static void lirs_verify(const struct kvt_policy *policy)
     KVT_ASSERT(policy->lirs.slots.size[KVT_LIRS_LIR] <= policy->lirs.lir_max);
 }
 
+KVT_REPLAY(lirs)
+
 const struct kvt_policy_ops kvt_policy_lirs = {
     .name = "lirs",
     .summary = "keeps what is used again soon, by the distance between its last two uses",
@@ -76,4 +79,5 @@ const struct kvt_policy_ops kvt_policy_lirs = {
     .remove = lirs_remove,
     .victim = lirs_victim,
     .verify = lirs_verify,
+    .replay = kvt_replay_lirs,
 };

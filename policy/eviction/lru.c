@@ -12,6 +12,7 @@
  */
 #include "policy/policy.h"
 
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -63,6 +64,8 @@ static void lru_prefetch(const struct kvt_policy *lru, uint32_t slot) { kvt_slot
 
 static void lru_verify(const struct kvt_policy *lru) { (void)kvt_slots_verify(&lru->slots, LIST_COUNT); }
 
+KVT_REPLAY(lru)
+
 const struct kvt_policy_ops kvt_policy_lru = {
     .name = "lru",
     .summary = "least recently used leaves first (default)",
@@ -76,4 +79,5 @@ const struct kvt_policy_ops kvt_policy_lru = {
     .victim = lru_victim,
     .prefetch = lru_prefetch,
     .verify = lru_verify,
+    .replay = kvt_replay_lru,
 };

@@ -15,6 +15,7 @@
 #include "policy/policy.h"
 
 #include "policy/ranked.h"
+#include "policy/replay.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
@@ -66,6 +67,8 @@ static void lru_reward_release(struct kvt_policy *lru, uint32_t slot) { kvt_rank
 static uint32_t lru_reward_victim(struct kvt_policy *lru) { return kvt_ranked_lowest(&lru->ranked); }
 static void lru_reward_verify(const struct kvt_policy *lru) { kvt_ranked_verify(&lru->ranked); }
 
+KVT_REPLAY(lru_reward)
+
 const struct kvt_policy_ops kvt_policy_lru_reward = {
     .name = "lru-reward",
     .summary = "least recently used, where a hit counts as a use in the future",
@@ -78,4 +81,5 @@ const struct kvt_policy_ops kvt_policy_lru_reward = {
     .remove = lru_reward_remove,
     .victim = lru_reward_victim,
     .verify = lru_reward_verify,
+    .replay = kvt_replay_lru_reward,
 };

@@ -14,6 +14,7 @@
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
@@ -118,6 +119,8 @@ static void s3fifo_verify(const struct kvt_policy *s3fifo)
     KVT_ASSERT(s3fifo->ghosts.count <= s3fifo->ghost_max);
 }
 
+KVT_REPLAY(s3fifo)
+
 const struct kvt_policy_ops kvt_policy_s3fifo = {
     .name = "s3fifo",
     .summary = "a small queue sorts out what is used once before it costs room",
@@ -130,4 +133,5 @@ const struct kvt_policy_ops kvt_policy_s3fifo = {
     .remove = s3fifo_remove,
     .victim = s3fifo_victim,
     .verify = s3fifo_verify,
+    .replay = kvt_replay_s3fifo,
 };

@@ -14,6 +14,7 @@
  */
 #include "policy/policy.h"
 
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -95,6 +96,8 @@ static void sieve_verify(const struct kvt_policy *sieve)
     KVT_ASSERT(KVT_IMPLIES(sieve->hand != KVT_POLICY_NONE, kvt_order_has(&sieve->slots.order, sieve->hand)));
 }
 
+KVT_REPLAY(sieve)
+
 const struct kvt_policy_ops kvt_policy_sieve = {
     .name = "sieve",
     .summary = "a hand passes over what was used and takes the first that was not",
@@ -107,4 +110,5 @@ const struct kvt_policy_ops kvt_policy_sieve = {
     .remove = sieve_remove,
     .victim = sieve_victim,
     .verify = sieve_verify,
+    .replay = kvt_replay_sieve,
 };

@@ -13,6 +13,7 @@
 #include "policy/policy.h"
 
 #include "policy/ghost.h"
+#include "policy/replay.h"
 #include "policy/slots.h"
 #include "runtime/base/mem.h"
 
@@ -103,6 +104,8 @@ static void two_q_verify(const struct kvt_policy *two_q)
     KVT_ASSERT(two_q->ghosts.count <= two_q->out_max);
 }
 
+KVT_REPLAY(two_q)
+
 const struct kvt_policy_ops kvt_policy_two_q = {
     .name = "2q",
     .summary = "newcomers queue apart; only what comes back enters the LRU",
@@ -115,4 +118,5 @@ const struct kvt_policy_ops kvt_policy_two_q = {
     .remove = two_q_remove,
     .victim = two_q_victim,
     .verify = two_q_verify,
+    .replay = kvt_replay_two_q,
 };

@@ -10,7 +10,7 @@ void kvt_check_failed(const char *expression, const char *file, int line)
 {
     if (kvt_check_hook) {
         kvt_check_hook(0, expression, file, line);
-        return;
+        abort();
     }
     fprintf(stderr, "kvtier: %s:%d: this should hold and does not: %s\n", file, line, expression);
     if (kvt_check_dump) kvt_check_dump();

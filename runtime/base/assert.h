@@ -14,13 +14,14 @@
 
 typedef void (*kvt_check_hook_fn)(int result, const char *expression, const char *file, int line);
 
-/* NULL: print the expression and abort. A hook gets result 0 and should not return (cmocka's mock_assert fits). */
+/* NULL: print the expression and abort. A hook gets result 0 and does not return (cmocka's mock_assert fits). */
 extern kvt_check_hook_fn kvt_check_hook;
 
 /* Called before an abort, to dump what led here (the trace ring); may be NULL. */
 extern void (*kvt_check_dump)(void);
 
-void kvt_check_failed(const char *expression, const char *file, int line);
+/* Nothing runs on behind a failed assertion, and what follows one may rely on it. */
+__attribute__((noreturn, cold)) void kvt_check_failed(const char *expression, const char *file, int line);
 
 #define KVT_ASSERT(expression)                                                                     \
     do {                                                                                           \

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "policy/policy.h"
+#include "policy/shadow.h"
 #include "runtime/base/mem.h"
 #include "runtime/base/rng.h"
 
@@ -15,7 +16,7 @@ static struct kvt_admission *open_admission(const char *name, uint64_t seed)
 {
     struct kvt_admission *admission = NULL;
     assert_non_null(kvt_admission_find(name));
-    assert_int_equal(kvt_admission_find(name)->create(seed, &admission), KVT_OK);
+    assert_int_equal(kvt_admission_find(name)->create(1 << 20, seed, &admission), KVT_OK);
     return admission;
 }
 
@@ -88,6 +89,58 @@ static void the_same_questions_get_the_same_answers(void **state)
     }
 }
 
+/* A use of a tier that is an LRU behind the policy. True: the tier had it. */
+static bool uses_tier(struct kvt_shadow *tier, const char *name, struct kvt_admission *admission, uint64_t key)
+{
+    const uint64_t hash = kvt_mix64(key + 1);
+    if (kvt_shadow_use(tier, hash, 1, 0) != 0) {
+        if (kvt_admission_find(name)->used) kvt_admission_find(name)->used(admission, hash);
+        return true;
+    }
+    const struct kvt_admission_question question = { .key_hash = hash, .bytes = 1, .uses = 1 };
+    if (kvt_admission_find(name)->admits(admission, &question)) (void)kvt_shadow_use(tier, hash, 1, 1);
+    return false;
+}
+
+/*
+ * Goal: where keys that never come back push out those that do, adaptive comes to keep them out; where all come back
+ *       soon, and once, it never refuses one.
+ */
+static void adaptive_refuses_first_sights_only_where_it_gains(void **state)
+{
+    (void)state;
+    enum { SLOTS = 1000, USES = 100000 };
+    for (uint32_t is_scan = 0; is_scan <= 1; is_scan++) {
+        struct kvt_rng rng = { .state = 4 };
+        struct kvt_shadow tier;
+        struct kvt_admission *admission = NULL;
+        uint32_t hits = 0;
+        assert_int_equal(kvt_shadow_init(&tier, SLOTS), KVT_OK);
+        assert_int_equal(kvt_admission_find("adaptive")->create(SLOTS, 7, &admission), KVT_OK);
+        for (uint32_t n = 0; n < USES; n++) {
+            /* Scan: two of three never come back, the third is one of 1,500. Else: each comes back once, soon. */
+            const uint64_t scan_key = n % 3 < 2 ? 1000000 + n : kvt_rng_below(&rng, 1500);
+            const uint64_t key = is_scan ? scan_key : n / 1000 * 500 + n % 500;
+            hits += uses_tier(&tier, "adaptive", admission, key) && n >= USES / 2;
+        }
+        /* All would have a sixth of the popular third, second sight two thirds of it. */
+        if (is_scan) assert_true(hits > USES / 2 / 3 * 55 / 100);
+        else assert_int_equal(hits, USES / 2 / 2);
+        kvt_admission_find("adaptive")->destroy(admission);
+        kvt_shadow_done(&tier);
+    }
+}
+
+static void adaptive_admits_everything_into_a_tier_of_unknown_size(void **state)
+{
+    (void)state;
+    struct kvt_rng rng = { .state = 5 };
+    struct kvt_admission *admission = NULL;
+    assert_int_equal(kvt_admission_find("adaptive")->create(0, 1, &admission), KVT_OK);
+    for (uint32_t n = 0; n < 50000; n++) assert_true(asks("adaptive", admission, kvt_rng_below(&rng, 20000)));
+    kvt_admission_find("adaptive")->destroy(admission);
+}
+
 static void create_leaves_nothing_behind_when_memory_ends(void **state)
 {
     (void)state;
@@ -97,7 +150,7 @@ static void create_leaves_nothing_behind_when_memory_ends(void **state)
         uint32_t failures = 0;
         for (;;) {
             kvt_alloc_fail_at(failures + 1);
-            if (kvt_admission_at(i)->create(1, &admission) == KVT_OK) break;
+            if (kvt_admission_at(i)->create(1 << 20, 1, &admission) == KVT_OK) break;
             assert_null(admission);
             assert_int_equal(kvt_table_bytes(), bytes_before);
             failures++;
@@ -158,6 +211,8 @@ int main(void)
         cmocka_unit_test(second_sight_admits_at_the_second_question),
         cmocka_unit_test(second_sight_forgets_in_the_end),
         cmocka_unit_test(the_same_questions_get_the_same_answers),
+        cmocka_unit_test(adaptive_refuses_first_sights_only_where_it_gains),
+        cmocka_unit_test(adaptive_admits_everything_into_a_tier_of_unknown_size),
         cmocka_unit_test(create_leaves_nothing_behind_when_memory_ends),
         cmocka_unit_test(admission_policies_are_found_by_name),
     };

@@ -18,6 +18,7 @@
 
 static uint32_t failures;
 static char failed_expression[64];
+static jmp_buf behind_the_assertion;
 
 static void count_failure(int result, const char *expression, const char *file, int line)
 {
@@ -26,6 +27,7 @@ static void count_failure(int result, const char *expression, const char *file, 
     assert_true(line > 0);
     (void)snprintf(failed_expression, sizeof failed_expression, "%s", expression);
     failures++;
+    longjmp(behind_the_assertion, 1);
 }
 
 static void a_failing_assertion_reaches_the_hook_with_its_text(void **state)
@@ -35,7 +37,7 @@ static void a_failing_assertion_reaches_the_hook_with_its_text(void **state)
     kvt_check_hook = count_failure;
     KVT_ASSERT(failures < 10);
     assert_int_equal(failures, 0);
-    KVT_ASSERT(failures == 10);
+    if (setjmp(behind_the_assertion) == 0) KVT_ASSERT(failures == 10);
     kvt_check_hook = NULL;
     assert_int_equal(failures, 1);
     assert_string_equal(failed_expression, "failures == 10");

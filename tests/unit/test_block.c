@@ -167,6 +167,15 @@ static void an_entry_in_use_is_not_given_back(void **state)
     kvt_block_table_done(&table);
 }
 
+/* Goal: the window group's block of a place is not taken for the full group's, which has the same key. */
+static void admission_tells_the_blocks_of_two_groups_apart(void **state)
+{
+    (void)state;
+    const struct kvt_block full = { .key = { .lo = 5, .hi = 6 }, .group = 0 };
+    const struct kvt_block window = { .key = { .lo = 5, .hi = 6 }, .group = 1 };
+    assert_int_not_equal(kvt_block_key_hash(&full), kvt_block_key_hash(&window));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +185,7 @@ int main(void)
         cmocka_unit_test(states_and_events_have_names),
         cmocka_unit_test(entries_are_handed_out_once_and_again_under_a_new_generation),
         cmocka_unit_test(an_entry_in_use_is_not_given_back),
+        cmocka_unit_test(admission_tells_the_blocks_of_two_groups_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,8 @@
 #include "tools/sim/count.h"
 
+#include <math.h>
 #include <pthread.h>
+#include <string.h>
 #include <time.h>
 
 #include "runtime/base/assert.h"
@@ -27,6 +29,8 @@ struct counter {
     const struct kvt_count_job *job;
     struct pool pools[KVT_COUNT_TIERS_MAX];
     struct kvt_admission *admission;
+    bool is_used_told; /* the admission policy wants to know of hits */
+    bool *is_hit;      /* [access_count], of the round under way; NULL: it is not replayed */
     struct kvt_count_result result;
 };
 
@@ -69,7 +73,7 @@ static inline void pool_touch(struct pool *pool, uint32_t block)
     pool->ops->touch(pool->policy, pool->slot_of[block]);
 }
 
-/* Puts a block that is not there into a slot; *ret_evicted is the block that made room, or NONE. */
+/* Puts a block that is not there into a slot, its number being its key; *ret_evicted is the block that made room, or NONE. */
 static inline void pool_insert(struct pool *pool, uint32_t block, uint32_t *ret_evicted)
 {
     uint32_t slot;
@@ -88,7 +92,7 @@ static inline void pool_insert(struct pool *pool, uint32_t block, uint32_t *ret_
     }
     pool->slot_of[block] = slot;
     pool->block_of[slot] = block;
-    pool->ops->insert(pool->policy, slot, kvt_mix64(block));
+    pool->ops->insert(pool->policy, slot, block);
     pool->ops->release(pool->policy, slot);
 }
 
@@ -117,6 +121,7 @@ static inline void access_one(struct counter *counter, uint32_t block)
     struct pool *pool = &counter->pools[0];
     if (pool_has(pool, block)) {
         pool_touch(pool, block);
+        if (counter->is_used_told) counter->job->admission->used(counter->admission, kvt_mix64(block));
         return;
     }
     if (!is_admitted(counter, block)) return;
@@ -188,7 +193,7 @@ static uint64_t tokens_of(const struct kvt_accesses *accesses, uint32_t request,
 static inline void look_ahead(const struct pool *pool, uint32_t block)
 {
     const uint32_t slot = pool->slot_of[block];
-    if (slot == NONE) pool->ops->prefetch_key(pool->policy, kvt_mix64(block));
+    if (slot == NONE) pool->ops->prefetch_key(pool->policy, block);
     else if (pool->ops->prefetch) pool->ops->prefetch(pool->policy, slot);
 }
 
@@ -302,17 +307,122 @@ static void count_request(struct counter *counter, uint32_t request, uint32_t be
     }
 }
 
+/* ---- The fast way ------------------------------------------------------------------------------------------------ */
+
+static bool is_replayed(const struct kvt_count_job *job)
+{
+    return job->tier_count == 1 && job->mode == KVT_COUNT_FLAT && !job->admission && job->policy->replay;
+}
+
+static uint32_t count_true(const bool *values, uint32_t count)
+{
+    uint32_t sum = 0, i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, &values[i], sizeof eight);
+        sum += (uint32_t)((eight * UINT64_C(0x0101010101010101)) >> 56);
+    }
+    for (; i < count; i++) sum += values[i];
+    return sum;
+}
+
+/*
+ * Flat accesses [begin, end), by the loop that was compiled together with the policy; call by call while the pool is
+ * not full, and for the trace's last few, behind which there is nothing to be looked at early.
+ */
+static void replay_span(struct counter *counter, uint32_t begin, uint32_t end)
+{
+    const struct kvt_accesses *accesses = counter->job->accesses;
+    const uint32_t *blocks = accesses->blocks;
+    struct pool *pool = &counter->pools[0];
+    const uint32_t replayed_end = kvt_min_u32(
+        end, accesses->access_count - kvt_min_u32(accesses->access_count, KVT_REPLAY_AHEAD));
+    for (uint32_t i = begin; i < end; i++) {
+        if (pool->used == pool->slot_count && i < replayed_end) {
+            pool->ops->replay(pool->policy, pool->slot_of, pool->block_of, &blocks[i], replayed_end - i,
+                              &counter->is_hit[i]);
+            i = replayed_end;
+            if (i == end) return;
+        }
+        counter->is_hit[i] = pool_has(pool, blocks[i]);
+        access_one(counter, blocks[i]);
+    }
+}
+
+/* What is_hit says of a round. Returns its hits, counted or not. A sum over many requests is as fast as counting. */
+static uint64_t tally(struct counter *counter, uint32_t round)
+{
+    const struct kvt_count_job *job = counter->job;
+    const struct kvt_accesses *accesses = job->accesses;
+    struct kvt_count_result *result = &counter->result;
+    const uint32_t first = round == 0 ? kvt_min_u32(job->warmup_requests, accesses->request_count) : 0;
+    const uint32_t begin = first > 0 ? accesses->request_ends[first - 1] : 0;
+    const uint32_t hits = count_true(&counter->is_hit[begin], accesses->access_count - begin);
+    /* Last blocks have so many tokens less than the others. */
+    uint64_t lacking = 0, hits_lacking = 0;
+    for (uint32_t r = first, before = begin; accesses->infos && r < accesses->request_count; r++) {
+        const uint32_t end = accesses->request_ends[r];
+        const uint64_t lacks = tokens_of(accesses, r, 1, false) - tokens_of(accesses, r, 1, true);
+        if (end > before) {
+            lacking += lacks;
+            hits_lacking += counter->is_hit[end - 1] * lacks;
+        }
+        before = end;
+    }
+    result->accesses += accesses->access_count - begin;
+    result->tokens += tokens_of(accesses, 0, accesses->access_count - begin, false) - lacking;
+    result->tier_hits[0] += hits;
+    result->hit_tokens += tokens_of(accesses, 0, hits, false) - hits_lacking;
+    return hits + count_true(counter->is_hit, begin);
+}
+
+/* In one go; request by request where the policy is told of each; in two where counting begins later. */
+static void replay_round(struct counter *counter, uint32_t round)
+{
+    const struct kvt_count_job *job = counter->job;
+    const struct kvt_accesses *accesses = job->accesses;
+    const uint32_t warmup = kvt_min_u32(job->warmup_requests, accesses->request_count);
+    const uint64_t writes_before = counter->result.writes;
+    uint32_t begin = 0;
+    for (uint32_t r = 0; r < accesses->request_count;) {
+        uint32_t next = round == 0 && r < warmup ? warmup : accesses->request_count;
+        if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
+        if (job->policy->hint) {
+            next = r + 1;
+            const struct kvt_policy_hint hint = hint_of(accesses, r, accesses->request_ends[r] - begin);
+            give_hint(counter, &hint);
+        }
+        replay_span(counter, begin, accesses->request_ends[next - 1]);
+        begin = accesses->request_ends[next - 1];
+        r = next;
+    }
+    /* A miss in a full pool is a write and an eviction; those before are counted. */
+    const uint64_t misses = accesses->access_count - tally(counter, round);
+    const uint64_t replayed = misses - (counter->result.writes - writes_before);
+    counter->result.writes += replayed;
+    counter->result.evictions += replayed;
+}
+
+/* ---- Over the rounds --------------------------------------------------------------------------------------------- */
+
+static void count_round(struct counter *counter, uint32_t round)
+{
+    const struct kvt_count_job *job = counter->job;
+    uint32_t begin = 0;
+    for (uint32_t r = 0; r < job->accesses->request_count; r++) {
+        const uint32_t end = job->accesses->request_ends[r];
+        if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
+        count_request(counter, r, begin, end, round > 0 || r >= job->warmup_requests);
+        begin = end;
+    }
+}
+
 static void count_rounds(struct counter *counter)
 {
     const struct kvt_count_job *job = counter->job;
     for (uint32_t round = 0; round < job->repeat; round++) {
-        uint32_t begin = 0;
-        for (uint32_t r = 0; r < job->accesses->request_count; r++) {
-            const uint32_t end = job->accesses->request_ends[r];
-            if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
-            count_request(counter, r, begin, end, round > 0 || r >= job->warmup_requests);
-            begin = end;
-        }
+        if (is_replayed(job)) replay_round(counter, round);
+        else count_round(counter, round);
     }
     counter->result.is_filled = is_full(counter);
     for (uint32_t t = 0; t < job->tier_count; t++) counter->result.hits += counter->result.tier_hits[t];
@@ -324,11 +434,18 @@ static enum kvt_status count_with_policy(const struct kvt_count_job *job, struct
     enum kvt_status status = KVT_OK;
     for (uint32_t t = 0; t < job->tier_count && status == KVT_OK; t++)
         status = pool_init(&counter.pools[t], job, job->capacities[t]);
-    if (status == KVT_OK && job->admission) status = job->admission->create(job->seed, &counter.admission);
+    if (status == KVT_OK && job->admission)
+        status = job->admission->create(job->capacities[0], job->seed, &counter.admission);
+    counter.is_used_told = counter.admission && job->admission->used;
+    if (status == KVT_OK && is_replayed(job)) {
+        counter.is_hit = kvt_table_map((uint64_t)job->accesses->access_count + 1);
+        if (!counter.is_hit) status = KVT_NOMEM;
+    }
     if (status == KVT_OK) {
         count_rounds(&counter);
         *ret_result = counter.result;
     }
+    kvt_table_unmap(counter.is_hit, (uint64_t)job->accesses->access_count + 1);
     if (counter.admission) job->admission->destroy(counter.admission);
     for (uint32_t t = 0; t < job->tier_count; t++) pool_done(&counter.pools[t]);
     return status;
@@ -348,27 +465,57 @@ enum kvt_status kvt_count(const struct kvt_count_job *job, struct kvt_count_resu
 
 /* ---- Many jobs --------------------------------------------------------------------------------------------------- */
 
+#define TAKEN (-1.0)
+
 struct crew {
     pthread_mutex_t lock;
     const struct kvt_count_job *jobs;
     uint32_t job_count;
-    uint32_t next, done; /* shared: under lock */
+    uint32_t taken, done; /* shared: under lock */
+    /* [job_count], shared: under lock. Seconds that a job may take, TAKEN: it was begun. NULL: there was no memory. */
+    double *expected;
     struct kvt_count_result *results;
     enum kvt_status *statuses;
     void (*on_done)(void *user, uint32_t done);
     void *user;
 };
 
+/*
+ * The job to begin next: one whose policy has not been seen, then of those that take longest, so that all threads are
+ * busy to the end. Without memory, the next one.
+ */
+static uint32_t take(struct crew *crew)
+{
+    uint32_t longest = crew->taken++;
+    if (!crew->expected) return longest;
+    longest = 0;
+    for (uint32_t i = 1; i < crew->job_count; i++) {
+        if (crew->expected[i] > crew->expected[longest]) longest = i;
+    }
+    crew->expected[longest] = TAKEN;
+    return longest;
+}
+
+/* A job's policy takes about as long in another pool. */
+static void learn(struct crew *crew, uint32_t done)
+{
+    for (uint32_t i = 0; crew->expected && i < crew->job_count; i++) {
+        if (crew->jobs[i].policy == crew->jobs[done].policy && crew->expected[i] != TAKEN)
+            crew->expected[i] = crew->results[done].seconds;
+    }
+}
+
 static void *work(void *context)
 {
     struct crew *crew = context;
     (void)pthread_mutex_lock(&crew->lock);
-    while (crew->next < crew->job_count) {
-        const uint32_t i = crew->next++;
+    while (crew->taken < crew->job_count) {
+        const uint32_t i = take(crew);
         (void)pthread_mutex_unlock(&crew->lock);
         crew->statuses[i] = kvt_count(&crew->jobs[i], &crew->results[i]);
         (void)pthread_mutex_lock(&crew->lock);
         crew->done++;
+        if (crew->statuses[i] == KVT_OK) learn(crew, i);
         if (crew->on_done) crew->on_done(crew->user, crew->done);
     }
     (void)pthread_mutex_unlock(&crew->lock);
@@ -388,6 +535,8 @@ void kvt_count_all(const struct kvt_count_job *jobs, uint32_t job_count, uint32_
                          .user = user };
     pthread_t threads[THREADS_MAX];
     uint32_t started = 0;
+    crew.expected = kvt_alloc(job_count, sizeof *crew.expected);
+    for (uint32_t i = 0; crew.expected && i < job_count; i++) crew.expected[i] = INFINITY;
     (void)pthread_mutex_init(&crew.lock, NULL);
     const uint32_t helpers = kvt_min_u32(kvt_min_u32(thread_count, job_count), THREADS_MAX + 1);
     /* This thread is one of them; where another one is refused, fewer do the same work. */
@@ -395,4 +544,5 @@ void kvt_count_all(const struct kvt_count_job *jobs, uint32_t job_count, uint32_
     (void)work(&crew);
     for (uint32_t i = 0; i < started; i++) (void)pthread_join(threads[i], NULL);
     (void)pthread_mutex_destroy(&crew.lock);
+    kvt_free(crew.expected);
 }

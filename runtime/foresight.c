@@ -371,6 +371,7 @@ static enum brought bring(const struct bringing *bringing, uint32_t index)
 {
     struct kvt_core *core = bringing->core;
     const struct kvt_block *block = kvt_core_block(core, index);
+    if (block->users > 0) return BROUGHT_NONE; /* an active sequence claims it, and fetches it in its own time */
     const bool is_in_host = kvt_copy_is_resident(block, KVT_TIER_HOST);
     const bool is_in_nvme = kvt_copy_is_resident(block, KVT_TIER_NVME);
     const bool is_moving = !is_in_host && kvt_copy_state(block, KVT_TIER_HOST) != KVT_COPY_EMPTY;

@@ -170,10 +170,8 @@ static void compare_lookups(struct sim *sim, const struct kvt_stats *stats)
 static double sum_of(const char *text, const char *begin)
 {
     double sum = 0;
-    const size_t length = strlen(begin);
-    for (const char *line = text; line; line = strchr(line, '\n')) {
-        if (*line == '\n') line++;
-        if (strncmp(line, begin, length) != 0) continue;
+    for (const char *line = strstr(text, begin); line; line = strstr(line + 1, begin)) {
+        if (line > text && line[-1] != '\n') continue;
         const char *end = strchr(line, '\n');
         while (end && end > line && end[-1] != ' ') end--;
         if (end) sum += strtod(end, NULL);

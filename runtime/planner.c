@@ -300,6 +300,7 @@ static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block, e
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     pool->wanted = kvt_max_u32(pool->wanted, pool->free_count + 1);
+    kvt_unpark_changed(core, &pool->parked, true); /* nobody may have wanted room since the last search */
     if (priority == KVT_PRIORITY_DEMAND && is_pool_searched(pool)) give_one_up(core, &pool->parked, true);
 }
 

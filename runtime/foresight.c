@@ -38,7 +38,7 @@ static size_t looks_bytes(const struct kvt_core *core)
 enum kvt_status kvt_foresight_init(struct kvt_core *core)
 {
     struct kvt_foresight *foresight = &core->foresight;
-    if (!core->config.prefetcher) return KVT_OK;
+    if (!core->config.prefetcher || !core->config.host) return KVT_OK; /* without a tier below nothing can be brought */
     foresight->blocks = kvt_table_map(blocks_bytes(core));
     foresight->looks = kvt_table_map(looks_bytes(core));
     if (!foresight->blocks || !foresight->looks) return KVT_NOMEM;

@@ -50,7 +50,10 @@ struct kvt_foresight {
     uint32_t making[KVT_GROUPS_MAX]; /* by pool: slots whose copies were sent down for this, and that were not taken yet */
 };
 
-/* NOMEM. Requires the core's configuration; without a prefetch policy in it nothing is taken, and all else does nothing. */
+/*
+ * NOMEM. Requires the core's configuration; without a prefetch policy or host memory nothing is taken, and all else does
+ * nothing.
+ */
 KVT_NODISCARD enum kvt_status kvt_foresight_init(struct kvt_core *core);
 void kvt_foresight_done(struct kvt_core *core);
 

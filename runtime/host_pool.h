@@ -64,6 +64,7 @@ struct kvt_host_pool {
     const struct kvt_policy_ops *policy_ops;
     struct kvt_policy *policy;
     uint32_t leaving;
+    uint32_t unheld; /* idle copies of blocks that no sequence holds */
     uint32_t quarantined;
     struct kvt_parked parked;
     uint64_t used_slot_bytes; /* slots in use, by their class size */

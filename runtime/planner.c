@@ -93,10 +93,24 @@ static void evict_chunk_of(struct kvt_core *core, uint32_t slot)
     }
 }
 
-/* No idle copy can leave before something changes: all were tried, or so many that the rest is given up on. */
-static bool is_searched(const struct kvt_policy_ops *ops, struct kvt_policy *policy, const struct kvt_parked *parked)
+/*
+ * No idle copy can leave before something changes: all were tried, or so many that the rest is given up on. Not while
+ * nobody holds some of the rest: those can always leave.
+ */
+static bool is_searched(const struct kvt_policy_ops *ops, struct kvt_policy *policy, const struct kvt_parked *parked,
+                        uint32_t unheld)
 {
-    return parked->count >= SEARCHED_MAX || ops->victim(policy) == KVT_POLICY_NONE;
+    return (parked->count >= SEARCHED_MAX && unheld == 0) || ops->victim(policy) == KVT_POLICY_NONE;
+}
+
+static bool is_pool_searched(const struct kvt_pool *pool)
+{
+    return is_searched(pool->policy_ops, pool->policy, &pool->parked, pool->unheld);
+}
+
+static bool is_host_searched(const struct kvt_host_pool *host)
+{
+    return is_searched(host->policy_ops, host->policy, &host->parked, host->unheld);
 }
 
 /*
@@ -111,7 +125,7 @@ static bool make_host_room(struct kvt_core *core, uint32_t bytes)
     for (uint32_t i = 0; i < BATCH && !kvt_host_pool_has_room(host, bytes); i++) {
         /* What is leaving already may be enough; more would only shrink the cache. */
         if (host->leaving >= BATCH) return false;
-        if (is_searched(host->policy_ops, host->policy, &host->parked)) return false;
+        if (is_host_searched(host)) return false;
         const uint32_t slot = host->policy_ops->victim(host->policy);
         const bool is_fitting = kvt_host_pool_is_fitting(host, slot, bytes);
         const enum victim victim = evict_host_copy(core, kvt_host_pool_owner(host, slot));
@@ -195,7 +209,7 @@ static bool make_pool_room(struct kvt_core *core, struct kvt_pool *pool)
     bool is_moved = false;
     uint32_t i = 0;
     for (; i < VICTIMS && pool->free_count + pool->leaving < target; i++) {
-        if (is_searched(pool->policy_ops, pool->policy, &pool->parked)) break;
+        if (is_pool_searched(pool)) break;
         const uint32_t slot = pool->policy_ops->victim(pool->policy);
         prefetch_victims(core, pool, slot);
         if (evict_device_copy(core, pool->slots[slot].owner) == VICTIM_STAYS) {
@@ -229,7 +243,7 @@ bool kvt_planner_can_make_room(const struct kvt_core *core)
     for (uint32_t p = 0; p < core->config.pool_count; p++) {
         const struct kvt_pool *pool = &core->pools[p];
         /* All are claimed, or parked: nothing moves by itself any more. */
-        if (pool->wanted > pool->free_count && is_searched(pool->policy_ops, pool->policy, &pool->parked)) return false;
+        if (pool->wanted > pool->free_count && is_pool_searched(pool)) return false;
     }
     return true;
 }
@@ -286,8 +300,8 @@ static void ask_for_slot(struct kvt_core *core, const struct kvt_block *block, e
 {
     struct kvt_pool *pool = kvt_core_pool(core, block);
     pool->wanted = kvt_max_u32(pool->wanted, pool->free_count + 1);
-    if (priority == KVT_PRIORITY_DEMAND && is_searched(pool->policy_ops, pool->policy, &pool->parked))
-        give_one_up(core, &pool->parked, true);
+    kvt_unpark_changed(core, &pool->parked, true); /* nobody may have wanted room since the last search */
+    if (priority == KVT_PRIORITY_DEMAND && is_pool_searched(pool)) give_one_up(core, &pool->parked, true);
 }
 
 /*
@@ -310,8 +324,7 @@ static bool fetch_from_host_ahead(struct kvt_core *core, struct kvt_sequence *se
 
 static void give_host_copy_up(struct kvt_core *core)
 {
-    if (is_searched(core->host.policy_ops, core->host.policy, &core->host.parked))
-        give_one_up(core, &core->host.parked, false);
+    if (is_host_searched(&core->host)) give_one_up(core, &core->host.parked, false);
 }
 
 bool kvt_planner_make_host_room(struct kvt_core *core, uint32_t bytes)

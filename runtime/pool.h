@@ -36,6 +36,7 @@ struct kvt_pool {
 
     uint32_t claimed;     /* blocks of this pool with users > 0, on the device or on their way */
     uint32_t leaving;     /* copies whose eviction is under way */
+    uint32_t unheld;      /* idle copies of blocks that no sequence holds */
     uint32_t quarantined; /* slots of abandoned transfers */
     struct kvt_parked parked;
     uint32_t wanted;      /* free slots that somebody waits for; 0: none */

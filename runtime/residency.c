@@ -110,6 +110,28 @@ void kvt_device_prefetch(const struct kvt_core *core, uint32_t index)
     if (pool->policy_ops->prefetch) pool->policy_ops->prefetch(pool->policy, block->device_slot);
 }
 
+/* The idle copies of a block come to be held by nobody, or somebody holds it again. */
+static void count_unheld(struct kvt_core *core, const struct kvt_block *block, bool is_unheld)
+{
+    const uint32_t change = is_unheld ? 1 : UINT32_MAX; /* or one less */
+    if (kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE)) kvt_core_pool(core, block)->unheld += change;
+    if (kvt_block_has(block, KVT_BLOCK_HOST_IDLE)) core->host.unheld += change;
+}
+
+static void set_device_idle(struct kvt_core *core, struct kvt_block *block, bool is_idle)
+{
+    if (is_idle == kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE)) return;
+    kvt_block_set(block, KVT_BLOCK_DEVICE_IDLE, is_idle);
+    if (block->refs == 0) kvt_core_pool(core, block)->unheld += is_idle ? 1 : UINT32_MAX;
+}
+
+static void set_host_idle(struct kvt_core *core, struct kvt_block *block, bool is_idle)
+{
+    if (is_idle == kvt_block_has(block, KVT_BLOCK_HOST_IDLE)) return;
+    kvt_block_set(block, KVT_BLOCK_HOST_IDLE, is_idle);
+    if (block->refs == 0) core->host.unheld += is_idle ? 1 : UINT32_MAX;
+}
+
 void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
@@ -125,7 +147,7 @@ void kvt_device_update_idle(struct kvt_core *core, uint32_t index)
     } else {
         pool->policy_ops->hold(pool->policy, block->device_slot);
     }
-    kvt_block_set(block, KVT_BLOCK_DEVICE_IDLE, is_idle);
+    set_device_idle(core, block, is_idle);
 }
 
 void kvt_host_update_idle(struct kvt_core *core, uint32_t index)
@@ -137,7 +159,7 @@ void kvt_host_update_idle(struct kvt_core *core, uint32_t index)
     if (is_idle) tell_host(core, block);
     if (is_idle) core->host.policy_ops->release(core->host.policy, block->host_slot);
     else core->host.policy_ops->hold(core->host.policy, block->host_slot);
-    kvt_block_set(block, KVT_BLOCK_HOST_IDLE, is_idle);
+    set_host_idle(core, block, is_idle);
 }
 
 /* ---- Copies on the device ---------------------------------------------------------------------------------------- */
@@ -161,7 +183,7 @@ static uint32_t device_end(struct kvt_core *core, struct kvt_block *block, enum 
     if (kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING)) pool->leaving--;
     if (kvt_block_has(block, KVT_BLOCK_DEVICE_KNOWN)) pool->policy_ops->remove(pool->policy, slot, why);
     kvt_block_set(block, KVT_BLOCK_DEVICE_LEAVING, false);
-    kvt_block_set(block, KVT_BLOCK_DEVICE_IDLE, false);
+    set_device_idle(core, block, false);
     kvt_block_set(block, KVT_BLOCK_DEVICE_KNOWN, false);
     kvt_block_set(block, KVT_BLOCK_DEVICE_PARKED, false);
     block->device_slot = KVT_NO_SLOT;
@@ -236,7 +258,7 @@ static uint32_t host_end(struct kvt_core *core, struct kvt_block *block, enum kv
     if (kvt_block_has(block, KVT_BLOCK_HOST_LEAVING)) core->host.leaving--;
     core->host.policy_ops->remove(core->host.policy, slot, why);
     kvt_block_set(block, KVT_BLOCK_HOST_LEAVING, false);
-    kvt_block_set(block, KVT_BLOCK_HOST_IDLE, false);
+    set_host_idle(core, block, false);
     kvt_block_set(block, KVT_BLOCK_HOST_PARKED, false);
     block->host_slot = KVT_NO_SLOT;
     kvt_copy_step(block, KVT_TIER_HOST, event);
@@ -396,6 +418,7 @@ void kvt_nvme_drop(struct kvt_core *core, uint32_t index, bool is_forgotten)
 void kvt_block_ref(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
+    if (block->refs == 0) count_unheld(core, block, false);
     block->refs++;
     KVT_ASSERT(block->refs != 0);
     kvt_foresight_rehold(&core->foresight, index);
@@ -410,6 +433,7 @@ void kvt_block_unref(struct kvt_core *core, uint32_t index)
     kvt_foresight_rehold(&core->foresight, index);
     if (block->refs > 0) return;
     core->changes++;
+    count_unheld(core, block, true);
     if (kvt_block_has(block, KVT_BLOCK_NVME_HELD)) {
         const struct kvt_name name = kvt_block_name(core, index);
         core->nvme->ops->release(core->nvme, &name);

@@ -143,7 +143,7 @@ static bool has_limbo(const struct kvt_core *core)
 static void check_pool(const struct kvt_core *core, uint32_t p)
 {
     const struct kvt_pool *pool = &core->pools[p];
-    uint32_t taken = 0, copies = 0, claimed = 0, leaving = 0;
+    uint32_t taken = 0, copies = 0, claimed = 0, leaving = 0, unheld = 0;
     for (uint32_t s = 0; s < pool->slot_count; s++) taken += pool->slots[s].owner != KVT_NO_BLOCK;
     for (uint32_t b = 0; b < core->table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(core, b);
@@ -151,11 +151,13 @@ static void check_pool(const struct kvt_core *core, uint32_t p)
         copies += block->device_slot != KVT_NO_SLOT;
         claimed += block->users > 0;
         leaving += kvt_block_has(block, KVT_BLOCK_DEVICE_LEAVING);
+        unheld += kvt_block_has(block, KVT_BLOCK_DEVICE_IDLE) && block->refs == 0;
     }
     KVT_ASSERT(taken + pool->free_count == pool->slot_count);
     KVT_ASSERT(copies + pool->quarantined == taken);
     KVT_ASSERT(claimed == pool->claimed);
     KVT_ASSERT(leaving == pool->leaving);
+    KVT_ASSERT(unheld == pool->unheld);
     /* Until its step ends, a block that an equal one took the place of is claimed besides that one. */
     KVT_ASSERT(has_limbo(core) || pool->claimed <= pool->slot_count);
     pool->policy_ops->verify(pool->policy);
@@ -164,17 +166,19 @@ static void check_pool(const struct kvt_core *core, uint32_t p)
 static void check_host(const struct kvt_core *core)
 {
     const struct kvt_host_pool *host = &core->host;
-    uint64_t copies = 0, leaving = 0, raw_bytes = 0, used_bytes = 0;
+    uint64_t copies = 0, leaving = 0, unheld = 0, raw_bytes = 0, used_bytes = 0;
     for (uint32_t b = 0; b < core->table.high_water; b++) {
         const struct kvt_block *block = kvt_core_block(core, b);
         copies += block->host_slot != KVT_NO_SLOT;
         leaving += kvt_block_has(block, KVT_BLOCK_HOST_LEAVING);
+        unheld += kvt_block_has(block, KVT_BLOCK_HOST_IDLE) && block->refs == 0;
         if (kvt_copy_is_resident(block, KVT_TIER_HOST))
             raw_bytes += kvt_block_raw_bytes(core, block, block->lower_tokens);
         if (block->host_slot != KVT_NO_SLOT) used_bytes += kvt_host_pool_slot_bytes(host, block->host_slot);
     }
     KVT_ASSERT(copies + host->quarantined == host->used_slots);
     KVT_ASSERT(leaving == host->leaving);
+    KVT_ASSERT(unheld == host->unheld);
     KVT_ASSERT(raw_bytes == host->raw_equivalent_bytes);
     KVT_ASSERT(KVT_IMPLIES(host->quarantined == 0, used_bytes == host->used_slot_bytes));
     KVT_ASSERT(host->chunk_bytes_used <= host->chunk_bytes * host->chunk_count);

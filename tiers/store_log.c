@@ -697,6 +697,17 @@ uint64_t kvt_store_want_sync(struct kvt_store *store)
 
 static void super_write(struct kvt_store *store);
 
+/* Neither its header nor its footer is written: the next open would not know what lies in it. */
+static bool is_lost_at_open(struct kvt_store *store, uint32_t index)
+{
+    const struct kvt_segment *segment = &store->segments[index];
+    if (segment->is_findable || segment->state == KVT_SEGMENT_FREE) return false;
+    pthread_mutex_lock(&store->lock);
+    const bool is_wanted = segment->epoch == store->epoch;
+    pthread_mutex_unlock(&store->lock);
+    return is_wanted;
+}
+
 static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
 {
     if (io->error) {
@@ -722,8 +733,10 @@ static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
         pthread_mutex_unlock(&store->lock);
         break;
     case KVT_SYNCER_SEGMENTS:
-        if (io->error) store->segments[store->syncer.segment].is_dirty = true;
+        if (io->error || is_lost_at_open(store, store->syncer.segment))
+            store->segments[store->syncer.segment].is_dirty = true;
         store->syncer.segment++;
+        store->syncer.is_header_tried = false;
         break;
     case KVT_SYNCER_IDLE: KVT_ASSERT(false);
     }
@@ -754,7 +767,7 @@ static void syncer_begin(struct kvt_store *store)
     if (!is_wanted) return;
     store->has_moved = true;
     store->syncer.segment = store->syncer.copy = 0;
-    store->syncer.has_failed = false;
+    store->syncer.has_failed = store->syncer.is_header_tried = false;
     store->syncer.stage = KVT_SYNCER_SEGMENTS;
     if (is_super) super_write(store);
 }
@@ -778,9 +791,17 @@ void kvt_store_syncer_step(struct kvt_store *store)
     while (store->syncer.segment < store->segment_slots) {
         struct kvt_segment *segment = &store->segments[store->syncer.segment];
         if (segment->is_dirty && segment->state != KVT_SEGMENT_ABSENT && !KVT_PLANTED(SYNC_SKIPS)) {
-            /* Its header is part of what makes its records last. */
+            /* Its header is part of what makes its records last: one that could not be written is tried again. */
             if (store->header_io.is_busy && store->header_segment == store->syncer.segment) return;
-            if (!segment->is_findable && segment->state != KVT_SEGMENT_FREE) store->syncer.has_failed = true;
+            if (is_lost_at_open(store, store->syncer.segment)) {
+                if (!store->syncer.is_header_tried && store->header_io.is_busy) return; /* another one's */
+                if (!store->syncer.is_header_tried) {
+                    store->syncer.is_header_tried = true;
+                    kvt_store_write_header(store, store->syncer.segment);
+                    return;
+                }
+                store->syncer.has_failed = true;
+            }
             segment->is_dirty = false;
             kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done,
                                NULL);

@@ -346,6 +346,7 @@ struct kvt_store {
         uint32_t copy; /* of the superblock */
         uint64_t super_epoch;
         bool has_failed;
+        bool is_header_tried; /* of the segment, in this run */
         struct kvt_store_io io;
     } syncer;
     uint64_t compact_below; /* segments with a lower sequence are looked at; 0: it has not begun */
@@ -431,6 +432,8 @@ enum kvt_advance { KVT_ADVANCE_READY, KVT_ADVANCE_WAIT, KVT_ADVANCE_FULL, KVT_AD
 
 /* Makes the open segment one that has room for `stored` bytes. */
 enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored);
+/* Writes a segment's header again. No header is being written. */
+void kvt_store_write_header(struct kvt_store *store, uint32_t index);
 void kvt_store_reclaim_step(struct kvt_store *store);
 
 /* ---- store_in_place.c -------------------------------------------------------------------------------------------- */

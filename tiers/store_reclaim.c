@@ -71,6 +71,13 @@ static void write_header(struct kvt_store *store)
                        KVT_STORE_BLOCK_BYTES, false, header_written, NULL);
 }
 
+void kvt_store_write_header(struct kvt_store *store, uint32_t index)
+{
+    store->header_segment = index;
+    store->header_tries = 0;
+    write_header(store);
+}
+
 static void open_segment(struct kvt_store *store, uint32_t index, uint64_t epoch)
 {
     struct kvt_segment *segment = &store->segments[index];
@@ -89,9 +96,7 @@ static void open_segment(struct kvt_store *store, uint32_t index, uint64_t epoch
     store->is_summary_taken[segment->summary] = true;
     store->free_count--;
     store->open_segment = index;
-    store->header_segment = index;
-    store->header_tries = 0;
-    write_header(store);
+    kvt_store_write_header(store, index);
 }
 
 static void close_open_segment(struct kvt_store *store)
@@ -610,7 +615,7 @@ void kvt_store_reclaim_step(struct kvt_store *store)
         const bool is_through = store->sync_finished >= store->reclaim.run;
         if (is_through) store->stats.reclaims++;
         pthread_mutex_unlock(&store->lock);
-        if (!is_through) return;
+        if (!is_through || victim->writes > 0) return; /* its header may just be tried again */
         victim->state = KVT_SEGMENT_FREE;
         victim->is_dirty = false;
         store->free_count++;

@@ -350,6 +350,82 @@ static void b22_room_comes_from_who_is_idle_when_no_tier_has_any(void **state)
     world_close(&w);
 }
 
+/*
+ * The coldest copies are those of idle sequences, many more than a search looks at, and no tier below has room for them:
+ * a cached copy behind them goes, as nobody holds it.
+ */
+static void b22_what_is_cached_goes_though_much_that_is_held_is_colder(void **state)
+{
+    (void)state;
+    enum { DEVICE_SLOTS = 4000, BLOCKS = 60, HOLDERS = 40, CACHED = 20 };
+    static struct text text;
+    kvt_seq seqs[HOLDERS + CACHED], active;
+    struct world w;
+    world_init(&w, DEVICE_SLOTS, 0);
+    world_open(&w);
+    for (uint32_t i = 0; i < HOLDERS + CACHED; i++) {
+        text_make(&text, i + 1, BLOCKS * BLOCK_TOKENS);
+        (void)world_create(&w, &text, text.count, false, &seqs[i]);
+        world_step(&w, &text, seqs[i], text.count, true);
+        if (i < HOLDERS) world_idle(&w, seqs[i]);
+        else world_finish(&w, seqs[i], true);
+    }
+    text_make(&text, 1000, BLOCKS * BLOCK_TOKENS);
+    (void)world_create(&w, &text, 0, false, &active);
+    const uint32_t free_count = world_core(&w)->pools[0].free_count;
+    assert_int_equal(world_reserve(&w, active, (free_count + 100) * BLOCK_TOKENS), KVT_ROOM_OK);
+    world_finish(&w, active, true);
+    for (uint32_t i = 0; i < HOLDERS; i++) world_finish(&w, seqs[i], true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
+/*
+ * That no copy could leave was so while host memory was full; once it has room again a sequence that waits for a slot
+ * takes it from who is idle, and nothing is given up.
+ */
+static void b22_nothing_is_given_up_for_a_search_that_is_out_of_date(void **state)
+{
+    (void)state;
+    enum { DEVICE_SLOTS = 16, HOST_SLOTS = 40, BLOCKS = 4, HOLDERS_MAX = 32 };
+    static struct text texts[HOLDERS_MAX], text;
+    kvt_seq seqs[HOLDERS_MAX], active;
+    struct world w;
+    uint32_t count = 0;
+    world_init(&w, DEVICE_SLOTS, HOST_SLOTS);
+    world_open(&w);
+    for (; count < HOLDERS_MAX; count++) {
+        text_make(&texts[count], count + 1, BLOCKS * BLOCK_TOKENS);
+        (void)world_create(&w, &texts[count], texts[count].count, false, &seqs[count]);
+        const enum kvt_room room = world_reserve(&w, seqs[count], texts[count].count);
+        if (room != KVT_ROOM_OK) break;
+        world_step(&w, &texts[count], seqs[count], texts[count].count, true);
+        world_idle(&w, seqs[count]);
+        world_settle(&w);
+    }
+    world_finish(&w, seqs[count], true);
+    /* The last of them, whose blocks are on the device, ends: another takes its slots. */
+    world_finish(&w, seqs[--count], false);
+    world_settle(&w);
+    text_make(&text, 1000, BLOCKS * BLOCK_TOKENS);
+    (void)world_create(&w, &text, text.count, false, &active);
+    const uint32_t free_count = world_core(&w)->pools[0].free_count;
+    assert_int_equal(world_reserve(&w, active, free_count * BLOCK_TOKENS), KVT_ROOM_OK);
+    world_finish(&w, seqs[0], false); /* host memory has room again */
+    world_finish(&w, seqs[1], false);
+    world_settle(&w);
+    assert_int_equal(world_resume(&w, seqs[2]), KVT_ROOM_OK);
+    world_settle(&w);
+    assert_int_equal(world_core(&w)->counters.given_up_blocks, 0);
+    world_step(&w, &texts[2], seqs[2], 0, true);
+    world_finish(&w, active, true);
+    for (uint32_t i = 2; i < count; i++) world_finish(&w, seqs[i], true);
+    world_settle(&w);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 /* ---- B24 --------------------------------------------------------------------------------------------------------- */
 
 /* A stash that never ends keeps nobody from its block; a fetch that never ends is a miss after its deadline. */
@@ -542,6 +618,8 @@ int main(void)
         cmocka_unit_test(b21_tiers_may_hold_prefixes_of_any_length),
         cmocka_unit_test(b22_more_fetches_than_staging_slots_all_come_through),
         cmocka_unit_test(b22_room_comes_from_who_is_idle_when_no_tier_has_any),
+        cmocka_unit_test(b22_what_is_cached_goes_though_much_that_is_held_is_colder),
+        cmocka_unit_test(b22_nothing_is_given_up_for_a_search_that_is_out_of_date),
         cmocka_unit_test(b22_room_is_not_promised_twice_when_a_prefetch_is_revoked),
         cmocka_unit_test(b24_what_never_completes_is_a_miss_after_its_deadline),
         cmocka_unit_test(b24_an_operation_without_blocks_ends),

@@ -328,6 +328,29 @@ static void a_sequence_may_end_while_it_is_brought(void **state)
     }
 }
 
+/* Nothing can be brought from anywhere: the runtime's own thread has nothing to wake up for. */
+static void without_host_memory_nobody_is_looked_at(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text;
+    kvt_seq seq;
+    world_init(&w, DEVICE_SLOTS, 0);
+    w.config.prefetch = KVT_PREFETCH_SESSION;
+    world_open(&w);
+    begin(&w, &text, 1, TOKENS, &seq);
+    teach(&w, &text, seq, KVT_NEXT_TOOL, 10 * SECOND);
+    pause(&w, seq, KVT_NEXT_TOOL);
+    for (uint32_t i = 0; i < 30; i++) {
+        world_advance(&w, SECOND);
+        assert_true(kvt_core_next_timer(world_core(&w)) > w.now_ns);
+    }
+    go_on(&w, &text, seq);
+    world_finish(&w, seq, true);
+    world_verify_idle(&w);
+    world_close(&w);
+}
+
 static void random_use_stays_consistent(void **state)
 {
     (void)state;
@@ -362,6 +385,7 @@ int main(void)
         cmocka_unit_test(who_waits_for_nobody_is_not_brought),
         cmocka_unit_test(what_was_told_goes_before_what_is_foreseen),
         cmocka_unit_test(a_sequence_may_end_while_it_is_brought),
+        cmocka_unit_test(without_host_memory_nobody_is_looked_at),
         cmocka_unit_test(random_use_stays_consistent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

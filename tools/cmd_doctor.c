@@ -1,4 +1,5 @@
 /* doctor: what this machine gives, and what to change, before anything is built on it. */
+#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <json-c/json.h>
@@ -86,6 +87,8 @@ static __attribute__((format(printf, 2, 3))) void value(struct check *check, con
     va_start(arguments, format);
     (void)vsnprintf(check->value, VALUE_BYTES, format, arguments);
     va_end(arguments);
+    for (char *c = check->value; *c; c++)
+        if (iscntrl((unsigned char)*c)) *c = '?';
 }
 
 /* What is fine needs no advice. */

@@ -123,6 +123,14 @@ static void a_directory_that_cannot_be_written_to_is_unusable(void **state)
     }
 }
 
+static void a_name_with_a_newline_stays_on_its_line(void **state)
+{
+    (void)state;
+    RUN("/nonexistent/a\nb");
+    assert_int_equal(outcome.exit_status, 1);
+    assert_non_null(strstr(outcome.out, "/nonexistent/a?b"));
+}
+
 static void memory_that_looks_like_a_disk_is_said_to_be_none(void **state)
 {
     (void)state;
@@ -163,6 +171,7 @@ int main(int argc, char **argv)
         TEST(the_table_has_a_line_for_each_check_and_says_what_could_be_better),
         TEST(a_library_that_is_no_llama_says_what_it_lacks),
         TEST(a_directory_that_cannot_be_written_to_is_unusable),
+        TEST(a_name_with_a_newline_stays_on_its_line),
         TEST(memory_that_looks_like_a_disk_is_said_to_be_none),
         TEST(wrong_use_is_one_line_and_status_2),
     };

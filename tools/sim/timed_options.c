@@ -60,7 +60,8 @@ bool kvt_sim_is_timed(int argc, char **argv)
 {
     static const char *const marks[] = { "--hbm",       "--host",     "--nvme",       "--gpu",
                                          "--links",     "--step-ms",  "--parameters", "--pack-ratio",
-                                         "--trace-out", "--link-hbm", "--link-nvme" };
+                                         "--trace-out", "--link-hbm", "--link-nvme",   "--prefetch",
+                                         "--expect",    "--host-policy" };
     for (int i = 1; i < argc; i++) {
         for (uint32_t m = 0; m < KVT_ARRAY_COUNT(marks); m++) {
             const size_t length = strlen(marks[m]);
@@ -237,7 +238,12 @@ static const char *check_policy(const char *value) { return kvt_policy_find(valu
 
 static const char *check_admission(const char *value)
 {
-    return kvt_admission_find(value) ? NULL : "names of admission policies with commas between";
+    static char rule[256]; /* of a process that is about to end */
+    char names[192];
+    if (kvt_admission_find(value)) return NULL;
+    kvt_admission_names(names, sizeof names);
+    (void)snprintf(rule, sizeof rule, "names with commas between, of %s", names);
+    return rule;
 }
 
 static int take_axis(struct parsing *parsing, struct axis *axis, char *value)
@@ -369,6 +375,8 @@ static int check_outputs(const struct kvt_timed *timed)
 {
     const struct kvt_run_options *first = &timed->jobs[0].options;
     if (first->record) return kvt_usage_error(COMMAND, "--record is for kvtier run: what a run was asked, not a model");
+    if (first->metrics_path) return kvt_usage_error(COMMAND, "--metrics is for kvtier run: --json has the figures here");
+    if (first->is_streaming) return kvt_usage_error(COMMAND, "--stream is for kvtier run: nothing is streamed in virtual time");
     if (first->trace_out && timed->job_count > 1)
         return kvt_usage_error(COMMAND, "--trace-out is for one run: this grid has %" PRIu32, timed->job_count);
     if (first->is_json && timed->format == KVT_TIMED_CSV)

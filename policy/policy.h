@@ -112,6 +112,8 @@ struct kvt_admission_question {
     uint32_t bytes;     /* that would be written */
     uint32_t uses;      /* how often its tokens were used so far, 1 or more */
     bool is_referenced; /* a live sequence holds it: refusing loses its tokens */
+    /* refused before (ahead of need, say), and not used since: to be asked about again is no second sight */
+    bool is_asked_again;
     uint64_t day_bytes; /* written to nvme in the last 24 hours */
     /* the endurance budget; 0: none. Once it is used up the core asks only for what is referenced */
     uint64_t day_bytes_max;

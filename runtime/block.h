@@ -54,7 +54,7 @@ enum kvt_block_flag {
     KVT_BLOCK_DEVICE_KNOWN = 1 << 9,  /* the device policy knows its slot */
     KVT_BLOCK_RAW_ONLY = 1 << 10,     /* did not fit its packed class: stash it raw */
     KVT_BLOCK_NVME_PRIVATE = 1 << 11, /* its record has the private name, not the public one */
-    KVT_BLOCK_QUEUED = 1 << 12,       /* in a write-back queue */
+    KVT_BLOCK_REFUSED = 1 << 12,      /* admission refused to write it to nvme, and it was not used since */
     KVT_BLOCK_UNKEPT = 1 << 13,       /* its sequence ended without leaving it cached */
     /* chosen, and it could not leave: not chosen again before something has changed */
     KVT_BLOCK_DEVICE_PARKED = 1 << 14,

@@ -242,29 +242,32 @@ struct bringing {
     bool is_worth[2]; /* to bring it to the device, to host memory */
 };
 
+/* That the sequence comes within that time from now. */
+static double likely_within(const struct kvt_core *core, const struct kvt_sequence *sequence, uint64_t within_ns)
+{
+    const struct kvt_prefetch_known known = known_of(sequence);
+    return core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence), within_ns);
+}
+
 /* It is likely enough to come while a copy that is brought stays where it was brought. */
 static bool is_worth_it(struct kvt_core *core, const struct kvt_sequence *sequence, uint32_t tier)
 {
     uint64_t *stay_ns = &core->foresight.stay_ns[tier];
-    const struct kvt_prefetch_known known = known_of(sequence);
-    if (*stay_ns == 0) return true;
-    if (core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence), *stay_ns) >= WORTH_MIN)
-        return true;
-    *stay_ns += *stay_ns / STAY_GROWTH + 1;
+    if (*stay_ns == 0 || likely_within(core, sequence, *stay_ns) >= WORTH_MIN) return true;
+    /* Who is too unlikely to come at all is refused however long copies stay, and would let it grow without end. */
+    if (likely_within(core, sequence, UINT64_MAX) >= WORTH_MIN) *stay_ns += *stay_ns / STAY_GROWTH + 1;
     return false;
 }
 
 static struct bringing bring_for(struct kvt_core *core, struct kvt_sequence *sequence)
 {
     struct kvt_prefetch_forecast forecast;
-    const struct kvt_prefetch_known known = known_of(sequence);
     forecast_of(core, sequence, 0.5, &forecast);
     struct bringing bringing = { .core = core, .sequence = sequence };
     if (forecast.wait_ns == UINT64_MAX) return bringing;
     /* Until it is there with even odds, and its blocks would have been fetched. */
     bringing.within_ns = forecast.wait_ns + kvt_planner_fetch_ns(core, sequence);
-    bringing.likely = core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence),
-                                                  bringing.within_ns);
+    bringing.likely = likely_within(core, sequence, bringing.within_ns);
     bringing.is_worth[KVT_TIER_DEVICE] = is_worth_it(core, sequence, KVT_TIER_DEVICE);
     bringing.is_worth[KVT_TIER_HOST] = is_worth_it(core, sequence, KVT_TIER_HOST);
     return bringing;
@@ -282,10 +285,7 @@ static bool may_evict(const struct bringing *bringing, uint32_t index, uint32_t 
     const struct kvt_sequence *sequence = &core->sequences[holder - 1];
     if (sequence == bringing->sequence || sequence->mode != KVT_SEQUENCE_IDLE) return false;
     if (sequence->idle_ns == 0 || sequence->list == KVT_LIST_EXPECTED) return false;
-    const struct kvt_prefetch_known known = known_of(sequence);
-    const double likely = core->foresight.ops->within(core->foresight.prefetcher, &known, idle_for(core, sequence),
-                                                      bringing->within_ns);
-    return bringing->likely > LIKELIER * likely;
+    return bringing->likely > LIKELIER * likely_within(core, sequence, bringing->within_ns);
 }
 
 static bool make_host_room(const struct bringing *bringing, uint32_t bytes)

@@ -23,7 +23,7 @@
 
 /* ---- Room in host memory ----------------------------------------------------------------------------------------- */
 
-static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
+static bool is_admitted(struct kvt_core *core, struct kvt_block *block)
 {
     if (!core->has_nvme) return false;
     struct kvt_tier_counters nvme = { 0 };
@@ -36,9 +36,12 @@ static bool is_admitted(struct kvt_core *core, const struct kvt_block *block)
                                                      .bytes = block->host_length,
                                                      .uses = 1u + block->uses,
                                                      .is_referenced = block->refs > 0,
+                                                     .is_asked_again = kvt_block_has(block, KVT_BLOCK_REFUSED),
                                                      .day_bytes = nvme.day_bytes,
                                                      .day_bytes_max = core->config.nvme_bytes_per_day };
-    return core->config.admission->admits(core->admission, &question);
+    const bool admits = core->config.admission->admits(core->admission, &question);
+    kvt_block_set(block, KVT_BLOCK_REFUSED, !admits);
+    return admits;
 }
 
 enum victim { VICTIM_GONE, VICTIM_LEAVING, VICTIM_STAYS };
@@ -520,7 +523,7 @@ static bool write_back_to_nvme(struct kvt_core *core)
         if (core->transfers.tier_in_flight[KVT_TIER_NVME] >= LINK_DEPTH_WRITE_BACK) break;
         if (!pop_write_back(core, 1, &index)) break;
         if (index == KVT_NO_BLOCK) continue;
-        const struct kvt_block *block = kvt_core_block(core, index);
+        struct kvt_block *block = kvt_core_block(core, index);
         if (!kvt_block_has(block, KVT_BLOCK_INDEXED) || !is_admitted(core, block)) continue;
         is_started = kvt_flow_stash_to_nvme(core, index, KVT_PRIORITY_WRITE_BACK) == KVT_FLOW_STARTED || is_started;
     }

@@ -419,6 +419,7 @@ void kvt_block_ref(struct kvt_core *core, uint32_t index)
 {
     struct kvt_block *block = kvt_core_block(core, index);
     if (block->refs == 0) count_unheld(core, block, false);
+    kvt_block_set(block, KVT_BLOCK_REFUSED, false);
     block->refs++;
     KVT_ASSERT(block->refs != 0);
     kvt_foresight_rehold(&core->foresight, index);

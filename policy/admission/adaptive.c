@@ -168,8 +168,10 @@ static uint64_t mix(const struct kvt_admission *adaptive, uint64_t key_hash)
 
 static bool adaptive_admits(struct kvt_admission *adaptive, const struct kvt_admission_question *question)
 {
+    const bool is_always_written = question->is_referenced || question->uses >= 2;
+    if (question->is_asked_again) return !adaptive->is_refusing || is_always_written;
     const uint64_t mixed = mix(adaptive, question->key_hash);
-    const bool was_seen = is_known(adaptive, mixed) || question->is_referenced || question->uses >= 2;
+    const bool was_seen = is_known(adaptive, mixed) || is_always_written;
     adaptive->block_bytes = kvt_max_u32(1, question->bytes);
     see(adaptive, mixed, was_seen, false);
     return !adaptive->is_refusing || was_seen;

@@ -65,6 +65,7 @@ static bool second_sight_admits(struct kvt_admission *sight, const struct kvt_ad
 {
     if (question->is_referenced) return true;
     if (question->uses >= 2) return true;
+    if (question->is_asked_again) return false;
     return is_known(sight, question->key_hash);
 }
 

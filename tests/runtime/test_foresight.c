@@ -328,6 +328,34 @@ static void a_sequence_may_end_while_it_is_brought(void **state)
     }
 }
 
+/* Most like it never come: that they are not brought says nothing about how long a copy would stay. */
+static void who_hardly_ever_comes_teaches_nothing_about_stays(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text, other;
+    kvt_seq seq, gone;
+    open_world(&w, KVT_PREFETCH_SESSION);
+    begin(&w, &text, 1, TOKENS, &seq);
+    teach(&w, &text, seq, KVT_NEXT_TOOL, 10 * SECOND);
+    for (uint32_t i = 0; i < 5 * LESSONS; i++) {
+        begin(&w, &other, 2, TOKENS, &gone);
+        pause(&w, gone, KVT_NEXT_TOOL);
+        world_advance(&w, 20 * SECOND);
+        world_finish(&w, gone, true);
+    }
+    pause(&w, seq, KVT_NEXT_TOOL);
+    world_flush(&w, 50, false);
+    uint64_t *stay_ns = world_core(&w)->foresight.stay_ns;
+    stay_ns[KVT_TIER_DEVICE] = stay_ns[KVT_TIER_HOST] = SECOND;
+    live(&w, 10 * SECOND);
+    assert_int_equal(world_stats(&w).foreseen_blocks, 0);
+    assert_int_equal(stay_ns[KVT_TIER_DEVICE], SECOND);
+    assert_int_equal(stay_ns[KVT_TIER_HOST], SECOND);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 /* Nothing can be brought from anywhere: the runtime's own thread has nothing to wake up for. */
 static void without_host_memory_nobody_is_looked_at(void **state)
 {
@@ -385,6 +413,7 @@ int main(void)
         cmocka_unit_test(who_waits_for_nobody_is_not_brought),
         cmocka_unit_test(what_was_told_goes_before_what_is_foreseen),
         cmocka_unit_test(a_sequence_may_end_while_it_is_brought),
+        cmocka_unit_test(who_hardly_ever_comes_teaches_nothing_about_stays),
         cmocka_unit_test(without_host_memory_nobody_is_looked_at),
         cmocka_unit_test(random_use_stays_consistent),
     };

@@ -192,6 +192,32 @@ static void policies_that_do_not_ask_cost_no_memory(void **state)
     world_close(&w);
 }
 
+/* Admission is asked ahead of need, and when the copy in host memory has to go: for one use that is one question. */
+static void what_is_used_once_is_seen_once(void **state)
+{
+    (void)state;
+    enum { TEXTS = 60 };
+    struct world w;
+    static struct text text;
+    world_init(&w, 32, 0);
+    world_add_disk(&w, 48, 16 * KVT_MIB);
+    w.config.admission = "second-sight";
+    world_open(&w);
+    for (uint64_t seed = 1; seed <= TEXTS; seed++) {
+        text_make(&text, seed, TOKENS);
+        assert_int_equal(world_serve(&w, &text), 0);
+        world_settle(&w);
+    }
+    assert_int_equal(world_stats(&w).tiers[KVT_TIER_NVME].bytes_in, 0);
+    for (uint64_t seed = 1; seed <= TEXTS; seed++) {
+        text_make(&text, seed, TOKENS);
+        (void)world_serve(&w, &text);
+        world_settle(&w);
+    }
+    assert_true(world_stats(&w).tiers[KVT_TIER_NVME].bytes_in > TEXTS / 2 * BLOCKS * BLOCK_BYTES);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +226,7 @@ int main(void)
         cmocka_unit_test(the_device_is_told_of_each_block_what_is_known_of_it),
         cmocka_unit_test(an_entry_that_is_used_again_knows_nothing),
         cmocka_unit_test(policies_that_do_not_ask_cost_no_memory),
+        cmocka_unit_test(what_is_used_once_is_seen_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

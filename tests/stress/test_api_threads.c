@@ -430,6 +430,8 @@ static void open_runtime(struct stress *stress)
         .groups = { { .kind = KVT_GROUP_FULL, .dtype = KVT_DTYPE_BF16, .layers = 2, .kv_heads = 1, .head_dim = 64 } }
     };
     config.is_layered = true;
+    config.prefetch = KVT_PREFETCH_SESSION;
+    config.admission = "adaptive";
     config.device_bytes = 20 * BLOCK_BYTES; /* less than eight engines want */
     config.host_bytes = 4 * KVT_MIB;
     config.nvme_path = stress->path;

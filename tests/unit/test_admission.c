@@ -60,6 +60,17 @@ static void second_sight_admits_at_the_second_question(void **state)
     kvt_admission_find("second-sight")->destroy(admission);
 }
 
+static void to_be_asked_again_is_no_second_sight(void **state)
+{
+    (void)state;
+    struct kvt_admission *admission = open_admission("second-sight", 1);
+    const struct kvt_admission_question again = { .key_hash = 1, .bytes = 1, .uses = 1, .is_asked_again = true };
+    assert_false(asks("second-sight", admission, 1));
+    assert_false(kvt_admission_find("second-sight")->admits(admission, &again));
+    assert_true(asks("second-sight", admission, 1));
+    kvt_admission_find("second-sight")->destroy(admission);
+}
+
 static void second_sight_forgets_in_the_end(void **state)
 {
     (void)state;
@@ -209,6 +220,7 @@ int main(void)
         cmocka_unit_test(what_a_live_sequence_holds_is_admitted_by_all),
         cmocka_unit_test(all_admits_everything),
         cmocka_unit_test(second_sight_admits_at_the_second_question),
+        cmocka_unit_test(to_be_asked_again_is_no_second_sight),
         cmocka_unit_test(second_sight_forgets_in_the_end),
         cmocka_unit_test(the_same_questions_get_the_same_answers),
         cmocka_unit_test(adaptive_refuses_first_sights_only_where_it_gains),

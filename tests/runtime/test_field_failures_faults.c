@@ -715,11 +715,20 @@ static void b68_a_close_waits_as_long_as_something_comes_back(void **state)
     world_close(&w);
 }
 
+/* What is allocated between the two is lost on purpose. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#define LOSE_BEGIN() __lsan_disable()
+#define LOSE_END() __lsan_enable()
+#else
+#define LOSE_BEGIN() ((void)0)
+#define LOSE_END() ((void)0)
+#endif
+
 /* What the device never gave back keeps its memory; the store is not part of that. */
 static void b68_a_close_over_a_device_that_hangs_closes_the_store(void **state)
 {
     (void)state;
-    static struct kvt_runtime *left_behind; /* reachable, so that nobody takes it for leaked by mistake */
     struct world w;
     struct text text, other;
     world_init(&w, 8, 16);
@@ -729,15 +738,15 @@ static void b68_a_close_over_a_device_that_hangs_closes_the_store(void **state)
     world_open(&w);
     text_make(&text, 1, TWO);
     put_on_disk(&w, &text);
+    LOSE_BEGIN();
     world_reopen(&w);
     kvt_gpu_emulated_fault_at(w.gpu, KVT_DEVICE_STREAM_STASH, 1, KVT_GPU_FAULT_STUCK_START);
     text_make(&other, 2, TWO);
     (void)world_serve(&w, &other);
     world_pump(&w, 3);
     assert_true(world_core(&w)->transfers.in_flight > 0);
-    left_behind = w.runtime;
     world_shut(&w);
-    assert_non_null(left_behind);
+    LOSE_END();
     world_open(&w);
     assert_int_equal(world_read(&w, &text), TWO);
     world_close(&w);

@@ -173,6 +173,18 @@ void sim_check_synced(struct sim *sim)
     if (stats.directories_lost == 0) (void)for_each_record(sim, mark_durable);
 }
 
+static void mark_unread(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
+{
+    (void)sim;
+    (void)listed;
+    if (sealed) sealed->is_unread = true;
+}
+
+void sim_note_unread(struct sim *sim)
+{
+    if (sim_store(sim)) (void)for_each_record(sim, mark_unread);
+}
+
 /* A record that was durable and is still there goes from an even run to the next odd one. */
 static void mark_expected(struct sim *sim, const struct kvt_store_listed *listed, struct sim_sealed *sealed)
 {
@@ -194,6 +206,7 @@ void sim_note_transfer(void *user, const struct kvt_transfer_event *event)
         &sim->content, &(struct kvt_store_name){ { name.space.lo, name.space.hi }, { name.key.lo, name.key.hi } });
     if (!sealed) return;
     sealed->durable = 0;
+    sealed->is_unread = false;
     sealed->digest = 0; /* it may be packed in another way */
 }
 
@@ -292,6 +305,7 @@ static bool is_right(void *user, const struct kvt_store_listed *listed, const vo
     SIM_CHECK(sim, listed->is_private || sealed, "a record of %u bytes that nobody sealed", listed->length);
     sim->counts.records_read++;
     if (!sealed) return true;
+    sealed->is_unread = false;
     const bool is_state = sim->plan.shape.groups[sealed->group].kind == KVT_GROUP_STATE;
     const uint32_t tokens = is_state ? 1 : sim->plan.shape.block_tokens;
     const uint64_t digest = kvt_key_digest(bytes, listed->length).lo;
@@ -313,7 +327,8 @@ static void note_refused(void *user, const struct kvt_store_listed *listed, enum
     struct sim *sim = user;
     const struct sim_sealed *sealed = sim_content_find(&sim->content, &listed->name);
     /* What was being written when it all went dark may lie there torn: it is found out here, and forgotten. */
-    const bool may_be_torn = sim->was_crashed && sealed && sealed->durable != sim->durable_run;
+    const bool is_promised = sealed && sealed->durable == sim->durable_run && !sealed->is_unread;
+    const bool may_be_torn = sim->was_crashed && sealed && !is_promised;
     SIM_CHECK(sim, may_be_torn || sim_plan_is_lying(&sim->plan),
               "a record fails its check on a disk that never lied: status %d", (int)status);
 }
@@ -334,8 +349,10 @@ void sim_check_store(struct sim *sim)
     sim->counts.verifies++;
     SIM_CHECK(sim, verified.served_bad == 0, "%llu bad records are served of %llu",
               (unsigned long long)verified.served_bad, (unsigned long long)before.records);
-    /* A segment may be in the middle of being recycled. */
-    const uint64_t evicted = after.evicted_records - before.evicted_records,
+    /* A segment may be in the middle of being recycled, and what cannot be moved any more be dropped. */
+    const uint64_t bad = after.corrupt - before.corrupt + after.read_errors - before.read_errors,
+                   unmoved = bad - kvt_min_u64(bad, verified.refused),
+                   evicted = after.evicted_records - before.evicted_records + unmoved,
                    count = kvt_store_verified_count(&verified);
     SIM_CHECK(sim, verified.unreachable <= evicted, "%llu records are listed and not found",
               (unsigned long long)verified.unreachable);
@@ -344,8 +361,9 @@ void sim_check_store(struct sim *sim)
     SIM_CHECK(sim, after.records + verified.refused + evicted == before.records,
               "%llu records are left of %llu, %llu were refused", (unsigned long long)after.records,
               (unsigned long long)before.records, (unsigned long long)verified.refused);
-    const uint64_t bad = after.corrupt - before.corrupt + after.read_errors - before.read_errors;
-    SIM_CHECK(sim, bad == verified.refused, "it counts %llu bad records, %llu were refused", (unsigned long long)bad,
+    SIM_CHECK(sim, unmoved == 0 || before.reclaims != after.reclaims, "%llu records are bad that nobody read",
+              (unsigned long long)unmoved);
+    SIM_CHECK(sim, bad >= verified.refused, "it counts %llu bad records, %llu were refused", (unsigned long long)bad,
               (unsigned long long)verified.refused);
     SIM_CHECK(sim, after.read_errors == before.read_errors || sim_plan_is_lying(&sim->plan),
               "reads failed on a healthy disk");

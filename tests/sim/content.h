@@ -20,6 +20,7 @@ struct sim_sealed {
     uint64_t digest;                       /* of the record's bytes when they were last found right; 0: they were not */
     uint32_t group;
     uint32_t durable; /* the run of sim.durable_run in which a sync covered it; 0: none did */
+    bool is_unread;   /* its record was there after a crash, perhaps torn by it, and nobody has read it since */
 };
 
 struct sim_content {

@@ -205,7 +205,8 @@ bool farm_run(const struct farm_config *config, struct farm_result *ret_result)
         /* Short runs are over sooner than the next look. */
         (void)poll(NULL, 0, atomic_load(&shared->done) + 1 < config->count ? LOOK_MS : 20);
         reap(config, shared, ret_result);
-        if (config->progress) config->progress(config->user, atomic_load(&shared->done), done_in_a_row(config, shared));
+        if (config->progress)
+            config->progress(config->user, atomic_load(&shared->done), done_in_a_row(config, shared), ret_result);
     }
     for (uint32_t w = 0; w < config->jobs; w++) add_counts(&ret_result->counts, &shared->workers[w].counts);
     ret_result->done = atomic_load(&shared->done);

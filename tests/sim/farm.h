@@ -13,13 +13,18 @@
 
 #define FARM_FAILURES_MAX 16
 
+struct farm_result;
+
 struct farm_config {
     uint64_t first, count; /* seeds */
     uint32_t ticks, without, jobs;
     uint32_t seconds_max; /* of processor time for a seed; then it counts as hanging */
     bool is_first_enough; /* ends at the first failure */
-    /* Called about twice a second, with how many seeds are done, and how many from the first on without a gap. */
-    void (*progress)(void *user, uint64_t done, uint64_t done_in_a_row);
+    /*
+     * Called about twice a second, with how many seeds are done, how many from the first on without a gap, and what
+     * failed so far.
+     */
+    void (*progress)(void *user, uint64_t done, uint64_t done_in_a_row, const struct farm_result *result);
     void *user;
 };
 

@@ -349,7 +349,7 @@ struct watch {
     struct kvt_progress progress;
     const struct options *options;
     struct total total; /* before this run */
-    uint64_t told;
+    uint64_t told, failed;
 };
 
 static struct total total_after(const struct watch *watch, uint64_t done, uint64_t failed)
@@ -362,14 +362,22 @@ static struct total total_after(const struct watch *watch, uint64_t done, uint64
     return total;
 }
 
-static void look(void *user, uint64_t done, uint64_t done_in_a_row)
+/* Failures are told, and counted, when they are met: whoever interrupts the run would not hear of them otherwise. */
+static void look(void *user, uint64_t done, uint64_t done_in_a_row, const struct farm_result *result)
 {
     struct watch *watch = user;
     kvt_progress_update(&watch->progress, done, NULL);
-    /* A failure is counted at the end: an interrupted run meets it again. */
-    if (!watch->options->resume || done_in_a_row < watch->told + 100) return;
+    if (result->failed > watch->failed)
+        (void)fprintf(stderr, "%llu seeds fail so far, the first of them is %llu\n", (unsigned long long)result->failed,
+                      (unsigned long long)result->failures[0].seed);
+    const bool is_news = result->failed > watch->failed;
+    watch->failed = result->failed;
+    if (!watch->options->resume || (!is_news && done_in_a_row < watch->told + 100)) return;
     watch->told = done_in_a_row;
-    const struct total total = total_after(watch, done_in_a_row, 0);
+    uint64_t failed = 0;
+    for (uint64_t i = 0; i < kvt_min_u64(result->failed, FARM_FAILURES_MAX); i++)
+        failed += result->failures[i].seed < watch->options->first + done_in_a_row;
+    const struct total total = total_after(watch, done_in_a_row, failed);
     (void)write_total(watch->options->resume, &total);
 }
 

@@ -374,6 +374,7 @@ static void crash(struct sim *sim, bool is_power_cut)
     sim->was_restarted = sim->was_crashed = true;
     if (!sim->is_calm && kvt_rng_below(&sim->fault_rng, 3) == 0 && open_in_trouble(sim)) {
         sim->durable_run++; /* a record that could not be read at open may be missing */
+        sim_note_unread(sim);
         return;
     }
     if (io_faulty_was_cut(sim->image)) io_faulty_power_cycle(sim->image);

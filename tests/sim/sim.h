@@ -297,6 +297,8 @@ void sim_check_all(struct sim *sim);
 void sim_check_idle(struct sim *sim);
 /* A sync that succeeded: what is in the store now is durable. */
 void sim_check_synced(struct sim *sim);
+/* After a crash that the store was not verified after: what it lists may be torn, and a later sync makes it no better. */
+void sim_note_unread(struct sim *sim);
 /* Marks what is durable and still in the store; after the restart all of that must be found. */
 void sim_check_before_crash(struct sim *sim);
 /* For env->on_transfer, with the sim as its user: a record that was put again is not the one that a sync covered. */

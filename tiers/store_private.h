@@ -338,6 +338,7 @@ struct kvt_store {
         uint32_t reserve_count;
         bool is_keeping_all; /* compacting: not only what is held or was read */
         uint64_t run;        /* the sync that must be through */
+        uint64_t retry_ns;   /* it failed, and is tried again then; 0: it did not */
         uint64_t epoch;
     } reclaim;
     struct {

@@ -247,6 +247,7 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
         && store->segments[store->open_segment].epoch == epoch;
     if (is_current && kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count))
         return KVT_ADVANCE_READY;
+    if (store->reclaim.stage == KVT_RECLAIM_SYNC && store->reclaim.retry_ns != 0) return KVT_ADVANCE_NOSPACE;
     if (store->reclaim.stage != KVT_RECLAIM_IDLE || store->closer.stage != KVT_CLOSER_IDLE || store->header_io.is_busy)
         return KVT_ADVANCE_WAIT;
 
@@ -594,6 +595,23 @@ static void compact_step(struct kvt_store *store)
     reclaim_begin(store, victim, 0, true);
 }
 
+/*
+ * Under the lock. What was moved lasts only where it came from: the victim is not written again before a sync succeeds.
+ * One that fails is tried again after a pause; puts that need the room are refused meanwhile.
+ */
+static void sync_again(struct kvt_store *store)
+{
+    const uint64_t now = kvt_env_now_ns(&store->env);
+    if (store->reclaim.retry_ns == 0) {
+        store->reclaim.retry_ns = now + KVT_STORE_PAUSE_NS;
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: a sync failed: no segment is used again before one succeeds", store->path);
+    } else if (now >= store->reclaim.retry_ns) {
+        store->reclaim.retry_ns = 0;
+        store->reclaim.run = kvt_store_want_sync(store);
+        store->has_moved = true;
+    }
+}
+
 void kvt_store_reclaim_step(struct kvt_store *store)
 {
     struct kvt_segment *victim = &store->segments[store->reclaim.victim];
@@ -612,8 +630,9 @@ void kvt_store_reclaim_step(struct kvt_store *store)
         return;
     case KVT_RECLAIM_SYNC:
         pthread_mutex_lock(&store->lock);
-        const bool is_through = store->sync_finished >= store->reclaim.run;
+        const bool is_through = store->sync_finished >= store->reclaim.run && store->sync_failed < store->reclaim.run;
         if (is_through) store->stats.reclaims++;
+        else if (store->sync_finished >= store->reclaim.run) sync_again(store);
         pthread_mutex_unlock(&store->lock);
         if (!is_through || victim->writes > 0) return; /* its header may just be tried again */
         victim->state = KVT_SEGMENT_FREE;

@@ -689,6 +689,51 @@ static void a_segment_without_a_header_gets_it_before_a_sync_succeeds(void **sta
     bench_done(&bench);
 }
 
+/*
+ * A reclaimed segment is written again only when what was moved out of it is durable elsewhere: while no sync succeeds
+ * puts are refused, and after that they go on.
+ */
+static void what_was_moved_is_let_go_only_after_a_sync_that_succeeds(void **state)
+{
+    (void)state;
+    enum { HELD = 5, PUTS = 900, LENGTH = 20 * KIB };
+    for (uint32_t heals = 0; heals < 2; heals++) {
+        struct bench bench;
+        bench_init_faulty(&bench, 1);
+        bench_open(&bench);
+        for (uint64_t i = 0; i < HELD; i++) {
+            const struct kvt_store_name name = bench_name(i);
+            struct kvt_store_found found;
+            assert_int_equal(bench_put(&bench, i, LENGTH), KVT_OK);
+            assert_true(kvt_store_hold(bench.store, &name, &found));
+        }
+        assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+        io_faulty_rate(bench.image, IO_FAULTY_SYNC, IO_FAULTY_EIO, 1000000);
+        uint32_t refused = 0;
+        for (uint64_t i = HELD; i < PUTS; i++) {
+            const enum kvt_status status = bench_put(&bench, i, LENGTH);
+            assert_true(status == KVT_OK || status == KVT_FULL);
+            refused += status == KVT_FULL;
+            bench.now_ns += 100000000;
+        }
+        assert_true(refused > 0);
+        if (heals) {
+            io_faulty_heal(bench.image);
+            for (uint64_t i = PUTS; i < 2 * PUTS; i++) {
+                bench.now_ns += 2000000000;
+                assert_int_equal(bench_put(&bench, i, LENGTH), KVT_OK);
+            }
+            assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+        }
+        io_faulty_cut_at(bench.image, 1);
+        kvt_store_close(&bench.store);
+        io_faulty_power_cycle(bench.image);
+        bench_open(&bench);
+        for (uint64_t i = 0; i < HELD; i++) assert_int_equal(bench_get(&bench, i, LENGTH), KVT_OK);
+        bench_done(&bench);
+    }
+}
+
 static void a_sync_that_fails_says_so(void **state)
 {
     (void)state;
@@ -737,6 +782,7 @@ int main(void)
         cmocka_unit_test(a_sync_that_gave_up_does_not_make_the_next_one_lie),
         cmocka_unit_test(a_segment_that_the_next_open_could_not_find_is_not_durable),
         cmocka_unit_test(a_segment_without_a_header_gets_it_before_a_sync_succeeds),
+        cmocka_unit_test(what_was_moved_is_let_go_only_after_a_sync_that_succeeds),
         cmocka_unit_test(a_sync_that_fails_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -604,6 +604,11 @@ static void sync_again(struct kvt_store *store)
     const uint64_t now = kvt_env_now_ns(&store->env);
     if (store->reclaim.retry_ns == 0) {
         store->reclaim.retry_ns = now + KVT_STORE_PAUSE_NS;
+        /* Whoever waits for a compaction is told by the sync at its end. */
+        store->is_compacting = false;
+        store->compact_below = 0;
+        store->has_moved = true;
+        (void)pthread_cond_broadcast(&store->changed);
         kvt_log(&store->env, KVT_LOG_WARN, "%s: a sync failed: no segment is used again before one succeeds", store->path);
     } else if (now >= store->reclaim.retry_ns) {
         store->reclaim.retry_ns = 0;

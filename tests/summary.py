@@ -5,13 +5,16 @@
 
 A cmocka program counts as its test functions, any other program as one test. A test function that never returned (a
 crash, a hang) failed; a program that fails outside its functions (a leak found at its end, say) adds one failure. The
-last line is "N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran.
+last line is "N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran. Below each failed
+name stands what the program said of it, because where only the end of a log is kept this is all that a reader has.
 """
 import json
 import re
 import sys
 
 GOOD = {"OK", "EXPECTEDFAIL"}
+
+REASON_LINES = 12
 
 CASE_LINE = re.compile(r"^\[ +(RUN|OK|FAILED|ERROR|SKIPPED) +\] ([A-Za-z0-9_]+)$", re.MULTILINE)
 
@@ -37,6 +40,18 @@ def count_program(entry):
     return passed, failed, skipped
 
 
+def reason_of(name, entry):
+    """Returns the last lines of the program's output that say why the named function, or else the program, failed."""
+    said, errors = ((entry.get(stream) or "").splitlines() for stream in ("stdout", "stderr"))
+    function = name.partition(": ")[2].partition(" ")[0]
+    begin = next((i for i, line in enumerate(said) if function and re.fullmatch(rf"\[ RUN +\] {function}", line)), None)
+    if begin is not None:
+        said = said[begin + 1:]
+        end = next((i for i, line in enumerate(said) if CASE_LINE.match(line)), len(said))
+        said = said[:end]
+    return [line for line in said + errors if line.strip() and not line.startswith("==")][-REASON_LINES:]
+
+
 def main():
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
@@ -50,12 +65,14 @@ def main():
     passed, failed, skipped = 0, [], 0
     for entry in entries:
         p, f, s = count_program(entry)
-        passed, failed, skipped = passed + p, failed + f, skipped + s
+        passed, failed, skipped = passed + p, failed + [(name, entry) for name in f], skipped + s
     if not entries:
-        failed.append("no test ran")
+        failed.append(("no test ran", {}))
     print()
-    for name in failed:
+    for name, entry in failed:
         print(f"failed: {name}")
+        for line in reason_of(name, entry):
+            print(f"    {line[:300]}")
     print(f"{passed} passed, {len(failed)} failed, {skipped} skipped")
     return 1 if failed else 0
 

@@ -96,7 +96,9 @@ class States:
         store = self._store.stats() if self._store else collections.defaultdict(int)
         return {"entries": len(self._entries), "host_bytes": self._host_bytes,
                 "host_capacity": self._capacity, "nvme_allocated_bytes": store["allocated_bytes"],
-                "written_bytes": store["written_bytes"], "damaged_blocks": store["corrupt"], **self._counts}
+                "written_bytes": store["written_bytes"],
+                "damaged_blocks": store["corrupt"] + store["recovered_bad"],  # found by a read, and at open
+                **self._counts}
 
     def close(self) -> None:
         if self._store:

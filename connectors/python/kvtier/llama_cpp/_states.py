@@ -141,10 +141,10 @@ class States:
     def _put_store(self, name: Digest, entry: _Entry) -> bool:
         if self._store is None or entry.payload is None:
             return False
-        if self._store.exists([name])[0]:
-            return True
         body = [memoryview(part).cast("B") for part in entry.payload]
         parts = [part[i:i + _PART_BYTES] for part in body for i in range(0, len(part), _PART_BYTES)]
+        if all(self._store.exists([name, *(_part_name(name, i) for i in range(len(parts)))])):
+            return True
         if sum(len(part) for part in parts) > self._store.stats()["capacity_bytes"] // 2:
             return False
         results = self._store.put_batch(((_part_name(name, i), part) for i, part in enumerate(parts)), form=_PART)

@@ -47,6 +47,7 @@
 #define KVT_STORE_SCANS_MAX 32        /* reads in flight at open */
 #define KVT_STORE_GETS_MAX 64         /* being read at once */
 #define KVT_STORE_READ_UNIT 16384u
+#define KVT_STORE_RUN_BYTES_MAX 131072u        /* of neighbours that are read at once */
 #define KVT_STORE_COLLECT_MAX 32               /* completions taken at a time */
 #define KVT_STORE_IN_PLACE_PUTS_MAX 64         /* being written at once */
 #define KVT_STORE_IN_PLACE_GET_MIN 32768u      /* shorter ones are copied: that costs less than another op */
@@ -180,7 +181,10 @@ struct kvt_get {
     struct kvt_store_io payload_io; /* in place: io reads the header */
     uint32_t ios_pending;
     bool is_in_place;
-    struct kvt_store_op *op; /* NULL: free */
+    struct kvt_store_op *op; /* NULL: none */
+    /* The gets of a run are read at once; every other one is a run of itself. */
+    struct kvt_get *leader, *next_in_run;
+    uint32_t run_left; /* the leader's: of its gets, those that still use its part of the area */
     uint64_t epoch;
     uint32_t segment;
     uint64_t segment_sequence;

@@ -3,6 +3,9 @@
  * caller. One that is larger than half of the area is read in pieces: each is copied as it comes, and OK is said only
  * when the checksum of all of it holds. In place: the header is read into the area and the payload into the caller's
  * buffer, and again nothing is said before both are checked.
+ *
+ * Short records that lie one behind the other and are asked for in that order, as the blocks of a sequence are, come
+ * with one read, a run. Each is checked by itself; when the read of a run fails, each is read by itself.
  */
 #include <errno.h>
 #include <string.h>
@@ -37,10 +40,17 @@ static struct kvt_store_entry *same_entry(struct kvt_store *store, const struct 
     return entry->sequence == get->entry.sequence ? entry : NULL;
 }
 
+/* The last get of a run gives the run's part of the area back. */
+static void area_leave(struct kvt_store *store, struct kvt_get *leader)
+{
+    KVT_ASSERT(leader->run_left > 0);
+    if (--leader->run_left == 0) memset(store->read_units + leader->unit, 0, leader->unit_count);
+}
+
 static void get_finish(struct kvt_store *store, struct kvt_get *get, enum kvt_status status, int os_errno)
 {
     struct kvt_store_op *op = get->op;
-    memset(store->read_units + get->unit, 0, get->unit_count);
+    area_leave(store, get->leader);
     op->ret_link_ns = get->link_ns;
     pthread_mutex_lock(&store->lock);
     KVT_ASSERT(store->segments[get->segment].readers > 0);
@@ -92,17 +102,9 @@ static bool get_header_check(const struct kvt_store *store, const struct kvt_get
         && header->form == entry->form;
 }
 
-static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
+/* A piece is in the buffer. */
+static void get_piece_take(struct kvt_store *store, struct kvt_get *get)
 {
-    struct kvt_get *get = io->owner;
-    get->link_ns += io->link_ns;
-    pthread_mutex_lock(&store->lock);
-    store->stats.read_bytes += io->done_bytes;
-    pthread_mutex_unlock(&store->lock);
-    if (io->error) {
-        get_finish(store, get, KVT_IO, io->error);
-        return;
-    }
     const uint8_t *bytes = get->buffer;
     uint64_t payload_at = get->at;
     uint32_t skip = 0;
@@ -132,6 +134,48 @@ static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
     get_finish(store, get, is_good ? KVT_OK : KVT_CORRUPT, 0);
 }
 
+static void count_read(struct kvt_store *store, const struct kvt_store_io *io)
+{
+    pthread_mutex_lock(&store->lock);
+    store->stats.read_bytes += io->done_bytes;
+    pthread_mutex_unlock(&store->lock);
+}
+
+static void get_piece_done(struct kvt_store *store, struct kvt_store_io *io)
+{
+    struct kvt_get *get = io->owner;
+    get->link_ns += io->link_ns;
+    count_read(store, io);
+    if (io->error) get_finish(store, get, KVT_IO, io->error);
+    else get_piece_take(store, get);
+}
+
+/* ---- Runs -------------------------------------------------------------------------------------------------------- */
+
+/* One that cannot be read does not take the others with it. */
+static void run_done(struct kvt_store *store, struct kvt_store_io *io)
+{
+    struct kvt_get *next = io->owner;
+    const int error = io->error;
+    const uint64_t link_ns = io->link_ns, size = io->size;
+    count_read(store, io);
+    while (next) {
+        struct kvt_get *get = next;
+        next = get->next_in_run;
+        get->link_ns = link_ns * get->stored / size;
+        get->piece = get->stored;
+        if (error) get_piece_start(store, get);
+        else get_piece_take(store, get);
+    }
+}
+
+static void run_start(struct kvt_store *store, struct kvt_get *leader, uint32_t bytes)
+{
+    kvt_store_io_start(store, &leader->io, KVT_IO_READ, store->segments[leader->segment].file,
+                       (uint64_t)leader->entry.offset_units * KVT_STORE_UNIT_BYTES, leader->buffer, bytes,
+                       (leader->op->flags & KVT_STORE_URGENT) != 0, run_done, leader);
+}
+
 /* ---- In place ---------------------------------------------------------------------------------------------------- */
 
 /* Whole blocks are read: the padding behind the payload needs room in the buffer. */
@@ -147,9 +191,7 @@ static void in_place_done(struct kvt_store *store, struct kvt_store_io *io)
 {
     struct kvt_get *get = io->owner;
     get->link_ns = kvt_max_u64(get->link_ns, io->link_ns);
-    pthread_mutex_lock(&store->lock);
-    store->stats.read_bytes += io->done_bytes;
-    pthread_mutex_unlock(&store->lock);
+    count_read(store, io);
     if (--get->ios_pending > 0) return;
     KVT_ASSERT(store->in_place_get_bytes >= get->entry.length);
     store->in_place_get_bytes -= get->entry.length;
@@ -191,11 +233,19 @@ static void queue_pop(struct kvt_op_queue *queue)
     if (!queue->head) queue->tail = NULL;
 }
 
+/* Under the lock. The record that the op asks for; NULL: there is none. */
+static const struct kvt_store_entry *find(struct kvt_store *store, const struct kvt_store_op *op)
+{
+    const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(&op->name));
+    if (!entry) return NULL;
+    return (op->flags & KVT_STORE_GENERATION_ANY) || entry->generation == op->generation ? entry : NULL;
+}
+
 /* Under the lock. What can be said of a get without reading; OK: it must be read. */
 static enum kvt_status look_up(struct kvt_store *store, struct kvt_store_op *op, struct kvt_store_entry *ret_entry)
 {
-    const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(&op->name));
-    if (!entry || (!(op->flags & KVT_STORE_GENERATION_ANY) && entry->generation != op->generation)) {
+    const struct kvt_store_entry *entry = find(store, op);
+    if (!entry) {
         store->stats.misses++;
         return KVT_NOTFOUND;
     }
@@ -207,57 +257,144 @@ static enum kvt_status look_up(struct kvt_store *store, struct kvt_store_op *op,
     return KVT_OK;
 }
 
-/* False: nothing queued, or no room for the next one. */
-static bool start_one(struct kvt_store *store, struct kvt_get *get)
+/* Under the lock. What a get needs to know before it is read; there is a free slot for it. */
+static struct kvt_get *prepare(struct kvt_store *store, struct kvt_store_op *op, const struct kvt_store_entry *entry,
+                               struct kvt_get *get)
 {
+    get->entry = *entry;
+    get->stored = (uint32_t)kvt_store_stored_bytes(entry->length, store->alignment);
+    get->is_in_place = is_get_in_place(store, op, entry->length);
+    get->op = op;
+    get->epoch = store->epoch;
+    get->segment = entry->segment;
+    get->at = get->crc = 0;
+    get->link_ns = 0;
+    get->next_in_run = NULL;
+    get->leader = get;
+    return get;
+}
+
+/* A slot that no get and no run uses, `from` or behind it; NULL: none. */
+static struct kvt_get *free_slot(struct kvt_store *store, struct kvt_get *from)
+{
+    struct kvt_get *const end = store->get_slots + KVT_STORE_GETS_MAX;
+    for (struct kvt_get *get = from; get < end; get++)
+        if (!get->op && get->run_left == 0) return get;
+    return NULL;
+}
+
+/* Under the lock. The op's record begins where the get's ends, and is read the same way. */
+static bool is_next_in_run(struct kvt_store *store, const struct kvt_get *get, const struct kvt_store_op *op,
+                           struct kvt_store_entry *ret_entry)
+{
+    const struct kvt_store_entry *entry = find(store, op);
+    if (!entry || entry->length > op->length || is_get_in_place(store, op, entry->length)) return false;
+    *ret_entry = *entry;
+    return entry->segment == get->segment
+        && (uint64_t)entry->offset_units * KVT_STORE_UNIT_BYTES
+        == (uint64_t)get->entry.offset_units * KVT_STORE_UNIT_BYTES + get->stored;
+}
+
+/* Under the lock. Puts the ops behind the leader's into slots, as far as they go on where it ends. Returns bytes. */
+static uint32_t run_gather(struct kvt_store *store, struct kvt_get *leader)
+{
+    uint32_t bytes = leader->stored;
+    struct kvt_store_entry entry;
+    struct kvt_get *last = leader;
+    while (last->op->next && is_next_in_run(store, last, last->op->next, &entry)) {
+        const uint64_t stored = kvt_store_stored_bytes(entry.length, store->alignment);
+        struct kvt_get *get = free_slot(store, last + 1);
+        if (!get || bytes + stored > kvt_min_u32(KVT_STORE_RUN_BYTES_MAX, store->read_piece_bytes)) break;
+        last->next_in_run = prepare(store, last->op->next, &entry, get);
+        get->leader = leader;
+        bytes += get->stored;
+        last = get;
+    }
+    return bytes;
+}
+
+/* Under the lock. All but the leader are queued as before. */
+static void run_shorten(struct kvt_get *leader)
+{
+    for (struct kvt_get *get = leader->next_in_run; get; get = get->next_in_run) get->op = NULL;
+    leader->next_in_run = NULL;
+}
+
+/* Under the lock. Gives the run its part of the area, or else the leader alone; false: there is no room. */
+static bool run_take_area(struct kvt_store *store, struct kvt_get *leader, uint32_t bytes)
+{
+    leader->buffer = area_take(store, bytes, &leader->unit, &leader->unit_count);
+    if (!leader->buffer && leader->next_in_run) {
+        run_shorten(leader);
+        leader->buffer = area_take(store, leader->stored, &leader->unit, &leader->unit_count);
+    }
+    return leader->buffer != NULL;
+}
+
+/* Under the lock. Its ops are the first of the queue. Returns the bytes. */
+static uint32_t run_leave_queue(struct kvt_store *store, struct kvt_get *leader, struct kvt_op_queue *queue)
+{
+    uint32_t bytes = 0;
+    for (struct kvt_get *get = leader; get; get = get->next_in_run) {
+        KVT_ASSERT(queue->head == get->op);
+        queue_pop(queue);
+        get->buffer = leader->buffer + bytes;
+        get->segment_sequence = store->segments[get->segment].sequence;
+        store->segments[get->segment].readers++;
+        bytes += get->stored;
+        leader->run_left++;
+        store->gets_active++;
+    }
+    return bytes;
+}
+
+/* Under the lock. A get whose record is long, or read in place, is a run of one that takes another part of the area. */
+static bool run_prepare(struct kvt_store *store, struct kvt_get *leader)
+{
+    if (leader->is_in_place) {
+        const bool is_enough = store->in_place_get_bytes > 0
+            && store->in_place_get_bytes + leader->entry.length > KVT_STORE_IN_PLACE_BYTES_MAX;
+        return !is_enough && run_take_area(store, leader, store->alignment);
+    }
+    if (leader->stored > store->read_piece_bytes) return run_take_area(store, leader, store->read_piece_bytes);
+    return run_take_area(store, leader, run_gather(store, leader));
+}
+
+/* Starts the next get with what can be read with it, in the slot, which is free. False: none is queued, or no room. */
+static bool start_next(struct kvt_store *store, struct kvt_get *leader)
+{
+    struct kvt_store_entry entry;
     pthread_mutex_lock(&store->lock);
     struct kvt_op_queue *queue = queue_of_next(store);
     if (!queue) {
         pthread_mutex_unlock(&store->lock);
         return false;
     }
-    struct kvt_store_op *op = queue->head;
-    const enum kvt_status status = look_up(store, op, &get->entry);
+    const enum kvt_status status = look_up(store, queue->head, &entry);
     if (status != KVT_OK) {
+        struct kvt_store_op *op = queue->head;
         queue_pop(queue);
         kvt_store_finish_locked(store, op, status, 0);
         pthread_mutex_unlock(&store->lock);
         store->has_moved = true;
         return true;
     }
-    get->stored = (uint32_t)kvt_store_stored_bytes(get->entry.length, store->alignment);
-    get->is_in_place = is_get_in_place(store, op, get->entry.length);
-    const bool is_enough = get->is_in_place && store->in_place_get_bytes > 0
-        && store->in_place_get_bytes + get->entry.length > KVT_STORE_IN_PLACE_BYTES_MAX;
-    const uint32_t wanted = get->is_in_place ? store->alignment : kvt_min_u32(get->stored, store->read_piece_bytes);
-    get->buffer = is_enough ? NULL : area_take(store, wanted, &get->unit, &get->unit_count);
-    if (!get->buffer) {
+    if (!run_prepare(store, prepare(store, queue->head, &entry, leader))) {
+        run_shorten(leader);
+        leader->op = NULL;
         pthread_mutex_unlock(&store->lock);
         return false;
     }
-    queue_pop(queue);
-    get->op = op;
-    get->epoch = store->epoch;
-    get->segment = get->entry.segment;
-    store->segments[get->segment].readers++;
+    const uint32_t bytes = run_leave_queue(store, leader, queue);
     pthread_mutex_unlock(&store->lock);
-    get->segment_sequence = store->segments[get->segment].sequence;
-    get->at = get->crc = 0;
-    get->link_ns = 0;
-    store->gets_active++;
-    if (get->is_in_place) in_place_start(store, get);
-    else get_piece_start(store, get);
+    if (leader->is_in_place) in_place_start(store, leader);
+    else if (leader->next_in_run) run_start(store, leader, bytes);
+    else get_piece_start(store, leader);
     return true;
 }
 
 void kvt_store_start_gets(struct kvt_store *store)
 {
-    for (uint32_t i = 0; i < KVT_STORE_GETS_MAX && store->gets_active < KVT_STORE_GETS_MAX;) {
-        if (store->get_slots[i].op) {
-            i++;
-            continue;
-        }
-        if (!start_one(store, &store->get_slots[i])) return;
-        if (store->get_slots[i].op) i++;
-    }
+    struct kvt_get *slot = store->get_slots;
+    while (store->gets_active < KVT_STORE_GETS_MAX && (slot = free_slot(store, slot)) && start_next(store, slot)) { }
 }

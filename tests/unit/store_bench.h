@@ -27,6 +27,7 @@
 #include "runtime/base/rng.h"
 #include "tests/fakes/io_faulty.h"
 #include "tiers/block_io.h"
+#include "tiers/store_format.h"
 
 struct bench {
     char directory[64]; /* holds the store's, "kv" */
@@ -208,6 +209,41 @@ static inline struct kvt_store_stats bench_stats(struct bench *bench)
     struct kvt_store_stats stats;
     kvt_store_stats(bench->store, &stats);
     return stats;
+}
+
+static inline struct kvt_store_op bench_get_op(uint64_t key, void *bytes, uint32_t length)
+{
+    return (struct kvt_store_op){
+        .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = length
+    };
+}
+
+/* Where the only valid record of this key lies on the disk: file number and offset. */
+static inline bool bench_find_record(struct bench *bench, uint64_t key, char ret_file[24], uint64_t *ret_offset)
+{
+    const struct kvt_store_name name = bench_name(key);
+    *ret_offset = 0;
+    for (uint32_t index = 0; index < 16; index++) {
+        uint64_t size;
+        (void)snprintf(ret_file, 24, "segment-%06u", index);
+        if (!io_faulty_file_size(bench->image, bench->path, ret_file, &size)) continue;
+        for (uint64_t offset = KVT_STORE_BLOCK_BYTES; offset + 512 <= size; offset += 512) {
+            struct kvt_record_header header;
+            if (!io_faulty_peek(bench->image, bench->path, ret_file, offset, &header, sizeof header)) break;
+            if (header.magic != KVT_RECORD_MAGIC || memcmp(&header.name, &name, sizeof name) != 0) continue;
+            *ret_offset = offset;
+            return true;
+        }
+    }
+    return false;
+}
+
+static inline void bench_flip(struct bench *bench, const char *file, uint64_t offset, int bit)
+{
+    uint8_t byte;
+    assert_true(io_faulty_peek(bench->image, bench->path, file, offset, &byte, 1));
+    byte ^= (uint8_t)(1 << bit);
+    assert_true(io_faulty_poke(bench->image, bench->path, file, offset, &byte, 1));
 }
 
 #endif

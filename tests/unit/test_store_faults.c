@@ -1,43 +1,7 @@
 /* store: a disk that fails. Every fault is a miss or a status, never wrong bytes, and heals with the next put. */
 #include "tests/unit/store_bench.h"
 
-#include "tiers/store_format.h"
-
 enum { KIB = 1024 };
-
-static struct kvt_store_op get_op(uint64_t key, void *bytes, uint32_t length)
-{
-    return (struct kvt_store_op){
-        .kind = KVT_STORE_GET, .name = bench_name(key), .generation = 1, .buffer = bytes, .length = length
-    };
-}
-
-/* Where the only valid record of this key lies on the disk: file number and offset. */
-static bool find_record(struct bench *bench, uint64_t key, char ret_file[24], uint64_t *ret_offset)
-{
-    const struct kvt_store_name name = bench_name(key);
-    for (uint32_t index = 0; index < 16; index++) {
-        uint64_t size;
-        (void)snprintf(ret_file, 24, "segment-%06u", index);
-        if (!io_faulty_file_size(bench->image, bench->path, ret_file, &size)) continue;
-        for (uint64_t offset = KVT_STORE_BLOCK_BYTES; offset + 512 <= size; offset += 512) {
-            struct kvt_record_header header;
-            if (!io_faulty_peek(bench->image, bench->path, ret_file, offset, &header, sizeof header)) break;
-            if (header.magic != KVT_RECORD_MAGIC || memcmp(&header.name, &name, sizeof name) != 0) continue;
-            *ret_offset = offset;
-            return true;
-        }
-    }
-    return false;
-}
-
-static void flip_on_disk(struct bench *bench, const char *file, uint64_t offset, int bit)
-{
-    uint8_t byte;
-    assert_true(io_faulty_peek(bench->image, bench->path, file, offset, &byte, 1));
-    byte ^= (uint8_t)(1 << bit);
-    assert_true(io_faulty_poke(bench->image, bench->path, file, offset, &byte, 1));
-}
 
 /* ---- Space ------------------------------------------------------------------------------------------------------- */
 
@@ -87,14 +51,14 @@ static void b24_an_op_whose_disk_is_silent_comes_back_once_and_late(void **state
     bench_open(&bench);
     for (uint64_t i = 0; i < 4; i++) assert_int_equal(bench_put(&bench, i, 5000), KVT_OK);
     static uint8_t bytes[5000], other[5000];
-    struct kvt_store_op silent = get_op(0, bytes, sizeof bytes);
+    struct kvt_store_op silent = bench_get_op(0, bytes, sizeof bytes);
     struct kvt_store_op *ops[] = { &silent }, *done;
     io_faulty_at(bench.image, IO_FAULTY_READ, 1, IO_FAULTY_HELD);
     assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
     assert_false(kvt_store_wait(bench.store, 1000000));
     /* The others are served meanwhile. */
     for (uint64_t i = 1; i < 4; i++) {
-        struct kvt_store_op op = get_op(i, other, sizeof other);
+        struct kvt_store_op op = bench_get_op(i, other, sizeof other);
         ops[0] = &op;
         assert_int_equal(kvt_store_submit(bench.store, ops, 1), 1);
         assert_true(kvt_store_wait(bench.store, 1000000));
@@ -119,7 +83,7 @@ static void b24_close_ends_ops_whose_disk_stays_silent(void **state)
     bench_open(&bench);
     assert_int_equal(bench_put(&bench, 0, 5000), KVT_OK);
     static uint8_t bytes[5000], more[5000];
-    struct kvt_store_op get = get_op(0, bytes, sizeof bytes);
+    struct kvt_store_op get = bench_get_op(0, bytes, sizeof bytes);
     struct kvt_store_op put = { .kind = KVT_STORE_PUT, .name = bench_name(1), .buffer = more, .length = sizeof more };
     struct kvt_store_op *const ops[] = { &get, &put };
     io_faulty_rate(bench.image, IO_FAULTY_READ, IO_FAULTY_HELD, 1000000);
@@ -202,8 +166,8 @@ static void b47_a_flipped_bit_anywhere_in_a_record_is_a_miss(void **state)
         char file[24];
         uint64_t offset;
         assert_int_equal(bench_put(&bench, key, length), KVT_OK);
-        assert_true(find_record(&bench, key, file, &offset));
-        flip_on_disk(&bench, file, offset + at, (int)(at % 8));
+        assert_true(bench_find_record(&bench, key, file, &offset));
+        bench_flip(&bench, file, offset + at, (int)(at % 8));
         /* Alternately in this process and by the next one, which reads the segments anew. */
         if (at % 16 == 0) bench_reopen(&bench);
         const enum kvt_status status = bench_get(&bench, key, length);
@@ -229,7 +193,7 @@ static void b47_swapped_records_are_misses(void **state)
     static uint8_t record[2][3584];
     for (uint64_t i = 0; i < 2; i++) {
         assert_int_equal(bench_put(&bench, i, 3000), KVT_OK);
-        assert_true(find_record(&bench, i, file[i], &offset[i]));
+        assert_true(bench_find_record(&bench, i, file[i], &offset[i]));
         assert_true(io_faulty_peek(bench.image, bench.path, file[i], offset[i], record[i], sizeof record[i]));
     }
     for (uint64_t i = 0; i < 2; i++)
@@ -247,11 +211,11 @@ static void b48_a_failed_get_of_a_whole_record_leaves_the_buffer_alone(void **st
     assert_int_equal(bench_put(&bench, 1, 50 * KIB), KVT_OK);
     char file[24];
     uint64_t offset;
-    assert_true(find_record(&bench, 1, file, &offset));
-    flip_on_disk(&bench, file, offset + 50 * KIB, 3);
+    assert_true(bench_find_record(&bench, 1, file, &offset));
+    bench_flip(&bench, file, offset + 50 * KIB, 3);
     static uint8_t bytes[50 * KIB];
     memset(bytes, 0x77, sizeof bytes);
-    struct kvt_store_op op = get_op(1, bytes, sizeof bytes);
+    struct kvt_store_op op = bench_get_op(1, bytes, sizeof bytes);
     assert_int_equal(bench_run(&bench, &op), KVT_CORRUPT);
     for (uint32_t i = 0; i < sizeof bytes; i++) assert_int_equal(bytes[i], 0x77);
     bench_done(&bench);
@@ -269,9 +233,9 @@ static void b62_each_damage_heals_with_the_next_put(void **state)
             for (uint64_t i = 0; i < 3; i++) assert_int_equal(bench_put(&bench, i, length), KVT_OK);
             char file[24];
             uint64_t offset;
-            assert_true(find_record(&bench, 1, file, &offset));
+            assert_true(bench_find_record(&bench, 1, file, &offset));
             static const uint8_t zeros[4096];
-            if (damage == 0) flip_on_disk(&bench, file, offset + 5000, 0);
+            if (damage == 0) bench_flip(&bench, file, offset + 5000, 0);
             if (damage == 1) assert_true(io_faulty_truncate(bench.image, bench.path, file, offset + 4096));
             if (damage == 2) assert_true(io_faulty_poke(bench.image, bench.path, file, offset, zeros, sizeof zeros));
             if (damage == 3) io_faulty_at(bench.image, IO_FAULTY_WRITE, 1, IO_FAULTY_EIO);
@@ -339,7 +303,7 @@ static void plant_and_look(struct bench *bench, const char *source_file, uint64_
     bench_open(bench);
     assert_int_equal(bench_stats(bench).records, records);
     assert_int_equal(bench_put(bench, 9999, 3000), KVT_OK);
-    assert_true(find_record(bench, 9999, next_file, &next));
+    assert_true(bench_find_record(bench, 9999, next_file, &next));
     assert_string_equal(next_file, file);
     assert_int_equal(next, end); /* appended to the records, not to what was planted */
 }
@@ -353,7 +317,7 @@ static void a_record_at_another_place_than_its_own_is_no_record(void **state)
     char file[24];
     uint64_t offset;
     for (uint64_t i = 0; i < 3; i++) assert_int_equal(bench_put(&bench, i, 3000), KVT_OK);
-    assert_true(find_record(&bench, 0, file, &offset));
+    assert_true(bench_find_record(&bench, 0, file, &offset));
     plant_and_look(&bench, file, offset, file, offset + 100 * KIB, offset + 3 * 3584);
     bench_done(&bench);
 }
@@ -370,10 +334,10 @@ static void a_record_of_an_earlier_use_of_its_segment_is_no_record(void **state)
     uint64_t key = 1;
     do {
         assert_int_equal(bench_put(&bench, key, 3000), KVT_OK);
-        assert_true(find_record(&bench, key++, file, &end));
+        assert_true(bench_find_record(&bench, key++, file, &end));
     } while (strcmp(file, "segment-000000") == 0);
     /* The same offset, another segment: all that differs is the sequence. */
-    assert_true(find_record(&bench, key - 3, first, &offset));
+    assert_true(bench_find_record(&bench, key - 3, first, &offset));
     assert_string_equal(first, "segment-000000");
     plant_and_look(&bench, first, offset, file, offset, end + 3584);
     bench_done(&bench);
@@ -570,8 +534,8 @@ static void held_records_that_cannot_be_copied_are_told_as_lost(void **state)
     }
     char file[24];
     uint64_t offset;
-    assert_true(find_record(&bench, 3, file, &offset));
-    flip_on_disk(&bench, file, offset + 1000, 2);
+    assert_true(bench_find_record(&bench, 3, file, &offset));
+    bench_flip(&bench, file, offset + 1000, 2);
     for (uint64_t i = 10; i < 800; i++) assert_int_equal(bench_put(&bench, i, 20 * KIB), KVT_OK);
     struct kvt_store_name lost[5];
     assert_int_equal(kvt_store_poll_lost(bench.store, lost, 5), 1);

@@ -84,6 +84,9 @@ double kvt_store_bench_cpu_seconds(void); /* of the process, user and system, al
 
 struct kvt_store_name kvt_store_bench_name(uint64_t index);
 
+/* Fills bench->order with 0 to count - 1, in this order or any. */
+void kvt_store_bench_order(struct kvt_store_bench *bench, uint32_t count, bool is_random);
+
 /* Opens a store `name` in the bench's directory; the caller sets the rest of config. NULL: refused, and said so. */
 struct kvt_store *kvt_store_bench_open(struct kvt_store_bench *bench, const char *name,
                                        struct kvt_store_config *config);

@@ -82,11 +82,10 @@ struct kvt_store_bench_case *kvt_store_bench_add(struct kvt_store_bench *bench, 
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
-static void set_order(struct kvt_store_bench *bench, const struct kvt_store_load *load)
+void kvt_store_bench_order(struct kvt_store_bench *bench, uint32_t count, bool is_random)
 {
-    for (uint32_t i = 0; i < load->count; i++) bench->order[i] = i;
-    if (!load->is_random) return;
-    for (uint32_t i = load->count; i > 1; i--) {
+    for (uint32_t i = 0; i < count; i++) bench->order[i] = i;
+    for (uint32_t i = is_random ? count : 0; i > 1; i--) {
         const uint32_t j = (uint32_t)kvt_rng_below(&bench->rng, i);
         const uint32_t swap = bench->order[i - 1];
         bench->order[i - 1] = bench->order[j];
@@ -215,7 +214,7 @@ bool kvt_store_bench_run_store(struct kvt_store_bench *bench, struct kvt_store *
     run->store = store;
     run->load = load;
     for (; run->idle_count < load->depth; run->idle_count++) run->idle[run->idle_count] = &run->ops[run->idle_count];
-    set_order(bench, load);
+    kvt_store_bench_order(bench, load->count, load->is_random);
     const uint32_t batch = load->is_put && load->sync_every ? load->sync_every : load->count;
     const double cpu_start = kvt_store_bench_cpu_seconds(), start = kvt_store_bench_seconds();
     bool is_ok = true;
@@ -318,7 +317,7 @@ bool kvt_store_bench_run_file(struct kvt_store_bench *bench, struct kvt_store_be
 {
     struct kvt_io_op ops[KVT_STORE_BENCH_DEPTH_MAX], *done[KVT_STORE_BENCH_DEPTH_MAX];
     if (!fits(bench, load)) return false;
-    set_order(bench, load);
+    kvt_store_bench_order(bench, load->count, load->is_random);
     uint32_t next = 0, in_flight = 0, n;
     bool is_ok = true;
     const double cpu_start = kvt_store_bench_cpu_seconds(), start = kvt_store_bench_seconds();

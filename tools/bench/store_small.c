@@ -19,7 +19,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
-enum { BLOCK_BYTES = 16384, THREADS = 32, ONE_THREAD_FILES_MAX = 4096, MANY_THREAD_FILES_MAX = 16384, ROUNDS = 5 };
+enum { BLOCK_BYTES = 16384, THREADS = 32, ONE_THREAD_FILES_MAX = 4096, MANY_THREAD_FILES_MAX = 16384, ROUNDS = 5, ORDERS = 2 };
 
 /* ---- One file per block ------------------------------------------------------------------------------------------ */
 
@@ -158,10 +158,10 @@ struct small {
     struct kvt_store *store;
     struct kvt_store_config config;
     struct files files;
-    struct kvt_store_load put, get;
+    struct kvt_store_load put, get[ORDERS]; /* in order, and random */
     uint32_t rounds;
-    /* Seconds a block. */
-    double store_put[ROUNDS], store_get[ROUNDS], file_put[2][ROUNDS], file_get[2][ROUNDS];
+    /* Seconds a block; files: by one thread, and by many. */
+    double store_put[ROUNDS], store_get[ORDERS][ROUNDS], file_put[2][ROUNDS], file_get[ORDERS][2][ROUNDS];
     double store_reopen[ROUNDS], file_reopen[ROUNDS];
     double store_space, file_space; /* bytes a block */
 };
@@ -175,8 +175,10 @@ static bool run_store(struct small *small, uint32_t round)
     }
     if (!kvt_store_bench_run_store(small->bench, small->store, &small->put, &took)) return false;
     small->store_put[round] = took.seconds / small->put.count;
-    if (!kvt_store_bench_run_store(small->bench, small->store, &small->get, &took)) return false;
-    small->store_get[round] = took.seconds / small->get.count;
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        if (!kvt_store_bench_run_store(small->bench, small->store, &small->get[o], &took)) return false;
+        small->store_get[o][round] = took.seconds / small->get[o].count;
+    }
     struct kvt_store_stats stats;
     kvt_store_stats(small->store, &stats);
     small->store_space = (double)stats.live_bytes / (double)stats.records;
@@ -198,18 +200,15 @@ static bool run_file_store(struct small *small, uint32_t round, bool is_many)
     for_each_file(files, remove_one, NULL);
     files->count = kvt_min_u32(small->put.count, is_many ? MANY_THREAD_FILES_MAX : ONE_THREAD_FILES_MAX);
     const double put = run_files(small->bench, files, threads, true);
-    for_each_file(files, drop_cached, NULL);
-    for (uint32_t i = 0; i < files->count; i++) small->bench->order[i] = i;
-    for (uint32_t i = files->count; i > 1; i--) {
-        const uint32_t j = (uint32_t)kvt_rng_below(&small->bench->rng, i);
-        const uint32_t swap = small->bench->order[i - 1];
-        small->bench->order[i - 1] = small->bench->order[j];
-        small->bench->order[j] = swap;
-    }
-    const double get = put < 0 ? -1 : run_files(small->bench, files, threads, false);
-    if (get < 0) return false;
+    if (put < 0) return false;
     small->file_put[is_many][round] = put / files->count;
-    small->file_get[is_many][round] = get / files->count;
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        for_each_file(files, drop_cached, NULL);
+        kvt_store_bench_order(small->bench, files->count, small->get[o].is_random);
+        const double get = run_files(small->bench, files, threads, false);
+        if (get < 0) return false;
+        small->file_get[o][is_many][round] = get / files->count;
+    }
     uint64_t bytes = 0;
     const double start = kvt_store_bench_seconds();
     for_each_file(files, add_space, &bytes); /* what a file store does at its start, to know what it has */
@@ -245,7 +244,9 @@ static void add_cases(struct small *small)
 {
     struct kvt_store_bench *bench = small->bench;
     add_pair(small, "synced put", small->store_put, small->file_put, (const double[2]){ 10, 5 });
-    add_pair(small, "cold get", small->store_get, small->file_get, (const double[2]){ 5, 1 });
+    static const char *const orders[ORDERS] = { "cold get in order", "cold get at random" };
+    for (uint32_t o = 0; o < ORDERS; o++)
+        add_pair(small, orders[o], small->store_get[o], small->file_get[o], (const double[2]){ 5, 1 });
     (void)kvt_store_bench_add(bench, "B/block", small->store_space, small->file_space,
                               "store, 16 KiB space: a file each");
     (void)kvt_store_bench_add(bench, "ms", 1e3 * kvt_store_bench_median(small->store_reopen, small->rounds),
@@ -264,7 +265,10 @@ bool kvt_store_bench_small(struct kvt_store_bench *bench)
     small->put = (struct kvt_store_load){
         .length = BLOCK_BYTES, .count = count, .depth = 64, .is_put = true, .sync_every = 64
     };
-    small->get = (struct kvt_store_load){ .length = BLOCK_BYTES, .count = count, .depth = 64, .is_random = true };
+    for (uint32_t o = 0; o < ORDERS; o++)
+        small->get[o] = (struct kvt_store_load){
+            .length = BLOCK_BYTES, .count = count, .depth = 64, .is_random = o == 1
+        };
     small->config = kvt_store_config_default();
     small->config.capacity_bytes = bench->size_bytes * 2 + 16 * KVT_MIB;
     small->store = kvt_store_bench_open(bench, "store-small", &small->config);

@@ -19,7 +19,8 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
-enum { BLOCK_BYTES = 16384, THREADS = 32, ONE_THREAD_FILES_MAX = 4096, MANY_THREAD_FILES_MAX = 16384, ROUNDS = 5, ORDERS = 2 };
+enum { BLOCK_BYTES = 16384, THREADS = 32, ONE_THREAD_FILES_MAX = 4096, MANY_THREAD_FILES_MAX = 16384 };
+enum { ROUNDS = 5, ORDERS = 2 };
 
 /* ---- One file per block ------------------------------------------------------------------------------------------ */
 

@@ -164,6 +164,7 @@ static void a_small_run_of_copy_measures_and_compares(void **state)
         assert_int_equal(check_cases(member(root, "cases"), names[i].name), names[i].count);
     (void)json_object_put(root);
     RUN("copy", "--device", "emulated", "--size", "16MiB", "--pairs", "1");
+    assert_string_equal(outcome.err, "");
     assert_int_equal(outcome.exit_status, 0);
     assert_int_equal(strncmp(outcome.out, "emulated: ", 10), 0);
     assert_non_null(strstr(outcome.out, "memcpy on this CPU"));

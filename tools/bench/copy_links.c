@@ -20,7 +20,7 @@ struct links {
     uint8_t *host[KVT_COPY_DIRECTIONS], *device[KVT_COPY_DIRECTIONS];
     bool is_pinned[KVT_COPY_DIRECTIONS];
     void *base[KVT_COPY_DIRECTIONS][FRAGMENTS];
-    uint64_t stride[FRAGMENTS];
+    uint64_t stride[KVT_COPY_DIRECTIONS][FRAGMENTS];
     struct kvt_gpu_job jobs[KVT_COPY_DIRECTIONS][JOBS_MAX], kernels[COMPUTE_PASSES_MAX * LAYERS];
 };
 
@@ -51,7 +51,7 @@ static uint64_t submit_all(struct links *l, uint32_t direction, struct layout la
     const uint64_t count = kvt_min_u64(JOBS_MAX, kvt_max_u64(l->bench->size_bytes / block_bytes, 2));
     for (uint32_t s = 0; s < layout.count; s++) {
         l->base[direction][s] = l->device[direction] + gap * s * layout.bytes;
-        l->stride[s] = gap * block_bytes;
+        l->stride[direction][s] = gap * block_bytes;
     }
     for (uint64_t i = 0; i < count; i++) {
         struct kvt_gpu_job *job = &l->jobs[direction][i];
@@ -59,7 +59,7 @@ static uint64_t submit_all(struct links *l, uint32_t direction, struct layout la
         job->move.kind = direction == KVT_COPY_TO_HOST ? KVT_GPU_MOVE_GATHER : KVT_GPU_MOVE_SCATTER;
         job->move.pages = (struct kvt_pages){ .count = layout.count,
                                               .base = l->base[direction],
-                                              .stride = l->stride,
+                                              .stride = l->stride[direction],
                                               .slot = i % slots,
                                               .bytes = layout.bytes };
         job->move.host = l->host[direction] + i % (ARENA_BYTES / block_bytes) * block_bytes;
@@ -131,9 +131,10 @@ static void measure_links(struct links *l)
 /* Copies within the device on the engine's stream: they stand for a layer's kernels. */
 static void submit_compute(struct links *l, uint32_t layer, uint32_t passes)
 {
-    const struct kvt_pages half = {
-        .count = FRAGMENTS / 2, .base = l->base[KVT_COPY_TO_HOST], .stride = l->stride, .bytes = FRAGMENT_BYTES
-    };
+    const struct kvt_pages half = { .count = FRAGMENTS / 2,
+                                    .base = l->base[KVT_COPY_TO_HOST],
+                                    .stride = l->stride[KVT_COPY_TO_HOST],
+                                    .bytes = FRAGMENT_BYTES };
     for (uint32_t i = 0; i < passes; i++) {
         struct kvt_gpu_job *job = &l->kernels[layer * COMPUTE_PASSES_MAX + i];
         *job = (struct kvt_gpu_job){ .run = run_move };
@@ -152,7 +153,7 @@ static void submit_layer(struct links *l, uint32_t layer)
     job->move.kind = KVT_GPU_MOVE_SCATTER;
     job->move.pages = (struct kvt_pages){ .count = FRAGMENTS,
                                           .base = l->base[KVT_COPY_TO_DEVICE],
-                                          .stride = l->stride,
+                                          .stride = l->stride[KVT_COPY_TO_DEVICE],
                                           .slot = layer % 8,
                                           .bytes = FRAGMENT_BYTES };
     job->move.host = l->host[KVT_COPY_TO_DEVICE] + layer % 8 * FRAGMENTS * FRAGMENT_BYTES;

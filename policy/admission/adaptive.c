@@ -1,16 +1,15 @@
 /*
- * adaptive: writes all, or waits for the second sight, by which of them would have more hits.
+ * adaptive: writes all, or waits for the second sight, by which of them has more hits.
  *
  * Two shadows see what is asked and what is used, as the tier does, and are as large (shadow.h): one is written all,
- * the other, once full, only what was seen before. It begins by writing all. Uses are taken in lots of an eighth of the
- * tier; of each lot the second shadow's hits less the first's are added up, and their squares, both fading over 64
- * lots. When the sum is three times the root of the squares, it is more than chance: first sights are refused from then
- * on, and the tier's own hits less the first shadow's are kept as an account. All is written again when the second
- * shadow is behind by two and a half times, or the account is: in debt by a tenth of the tier's blocks or two
- * thousandths of all uses, or below its best by three tenths of the tier and what chance explains. An attempt that ends
- * in debt makes the next one harder; and as a wrong one costs hits in proportion to the tier, none is made before there
- * were six times as many uses. So nothing is tried to learn, and where nothing is to be gained it is `all`, write by
- * write. What a live sequence holds, or was used twice, is always written.
+ * the other, once full, only what was seen before. While the tier fills, all is written. If fewer than a tenth of the
+ * blocks came again meanwhile, first sights are refused from then on, and the tier's own hits less the first shadow's
+ * are kept as an account. Uses are taken in lots of an eighth of the tier; of each lot the second shadow's hits less
+ * the first's are added up, and their squares, both fading over 64 lots. A sum of so many roots of the squares is more
+ * than chance. All is written again when the second shadow is behind by two, or the account is in debt by a sixth of
+ * the tier's blocks, or below its best by three tenths and what chance explains. First sights are refused again when
+ * the second shadow is ahead by three; an attempt that ended in debt makes the next one harder; and none is made before
+ * there were six times as many uses as blocks. What a live sequence holds, or was used twice, is always written.
  *
  * Source: ours; the memory is second-sight's (Maggs, Sitaraman, SIGCOMM CCR 45(3), 2015); shadows that say which of two
  * rules to follow are set dueling's (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA
@@ -31,17 +30,20 @@
 #define LOTS_A_TIER 8u
 #define LOT_MIN 64u
 #define LOTS_KEPT 64.0    /* the sums fade over so many */
+#define AGAIN_MAX 0.1     /* of the blocks that came while the tier filled */
 #define GO_DEVIATIONS 3.0 /* ahead by so many: refuse */
 #define GO_MORE_A_FAILURE 1.5
 #define GO_USES_A_BLOCK 6u  /* of the tier, at least */
 #define AHEAD_MIN 0.001     /* of the uses kept */
-#define BACK_DEVIATIONS 2.5 /* behind by so many: write all */
-#define DEBT_MAX 0.1        /* of the tier's blocks, in hits, or */
-#define DEBT_MAX_USES 0.002 /* of all uses */
+#define BACK_DEVIATIONS 2.0 /* behind by so many: write all */
+#define DEBT_MAX 0.16       /* of the tier's blocks, in hits, and */
+#define DEBT_MIN 100.0      /* so many, however small the tier */
 #define FALL_MAX 0.3        /* of the tier's blocks, below the best, and */
 #define FALL_DEVIATIONS 2.0
 
 enum { ALL, SIGHT }; /* sides of the shadow */
+
+enum sight { FIRST, SECOND, LATER };
 
 /* Hits of second sight (ahead), and of the tier (gained), less those of writing all. */
 struct lot {
@@ -50,12 +52,13 @@ struct lot {
 };
 
 struct kvt_admission {
-    uint32_t (*sets)[WAYS]; /* fingerprints, the youngest first; 0: none */
+    uint32_t (*sets)[WAYS]; /* fingerprints, the youngest first; 0: none; an odd one was seen twice or more */
     uint64_t seed;
     struct kvt_shadow shadow;
     uint32_t block_bytes; /* of the last block that was asked about */
     struct lot lot;
     uint64_t all_uses;
+    uint32_t came, came_again; /* blocks, while the tier filled */
     double uses, ahead, ahead_squared; /* of the lots before, fading */
     bool is_refusing;
     uint32_t failures;
@@ -84,17 +87,18 @@ static enum kvt_status adaptive_create(uint64_t tier_bytes, uint64_t seed, struc
     return KVT_OK;
 }
 
-/* True: the key was remembered. It is from now on, in front of its set. */
-static bool is_known(struct kvt_admission *adaptive, uint64_t mixed)
+/* The key is remembered from now on, in front of its set. */
+static enum sight look(struct kvt_admission *adaptive, uint64_t mixed)
 {
     uint32_t *set = adaptive->sets[mixed & (SET_COUNT - 1)];
-    const uint32_t fingerprint = (uint32_t)(mixed >> 32) | 1u;
+    const uint32_t once = ((uint32_t)(mixed >> 32) | 2u) & ~1u;
     uint32_t way = 0;
-    while (way < WAYS && set[way] != fingerprint) way++;
+    while (way < WAYS && (set[way] & ~1u) != once) way++;
     const bool was_known = way < WAYS;
+    const enum sight sight = !was_known ? FIRST : set[way] == once ? SECOND : LATER;
     memmove(&set[1], &set[0], (was_known ? way : WAYS - 1) * sizeof set[0]);
-    set[0] = fingerprint;
-    return was_known;
+    set[0] = was_known ? once | 1u : once;
+    return sight;
 }
 
 /* ---- Which is better --------------------------------------------------------------------------------------------- */
@@ -116,7 +120,7 @@ static bool is_over(const struct kvt_admission *adaptive, double slots)
 {
     const double debt = -(double)adaptive->account;
     const double fall = (double)(adaptive->account_best - adaptive->account) - FALL_MAX * slots;
-    if (debt > DEBT_MAX * slots || debt > DEBT_MAX_USES * (double)adaptive->all_uses) return true;
+    if (debt > DEBT_MIN && debt > DEBT_MAX * slots) return true;
     return is_above(adaptive, -adaptive->ahead, BACK_DEVIATIONS) || is_above(adaptive, fall, FALL_DEVIATIONS);
 }
 
@@ -141,8 +145,17 @@ static void end_lot(struct kvt_admission *adaptive, uint32_t slots)
     else if (adaptive->failures > 0) adaptive->failures--;
 }
 
-/* A use, of what the tier had or not. Nothing is counted before the tier would have been full. */
-static void see(struct kvt_admission *adaptive, uint64_t mixed, bool was_seen, bool is_hit)
+/* A use while the tier fills. What comes again so soon is worth its first write. */
+static void see_filling(struct kvt_admission *adaptive, enum sight sight)
+{
+    adaptive->came += sight == FIRST;
+    adaptive->came_again += sight == SECOND;
+    if (adaptive->shadow.sides[ALL].is_full)
+        adaptive->is_refusing = adaptive->came_again < AGAIN_MAX * adaptive->came;
+}
+
+/* A use, of what the tier had or not. Hits are compared from when the tier would have been full. */
+static void see(struct kvt_admission *adaptive, uint64_t mixed, enum sight sight, bool was_seen, bool is_hit)
 {
     struct kvt_shadow *shadow = &adaptive->shadow;
     const uint64_t key = kvt_mix64(mixed); /* of other bits than the memory's */
@@ -152,10 +165,13 @@ static void see(struct kvt_admission *adaptive, uint64_t mixed, bool was_seen, b
     const bool is_second_admitting = was_seen || !shadow->sides[SIGHT].is_full;
     const uint32_t admitting = 1u << ALL | (uint32_t)is_second_admitting << SIGHT;
     const uint32_t had = kvt_shadow_use(shadow, key, adaptive->block_bytes, admitting);
-    if (!is_counted) return;
-    const int32_t all = had >> ALL & 1, sight = had >> SIGHT & 1;
+    if (!is_counted) {
+        see_filling(adaptive, sight);
+        return;
+    }
+    const int32_t all = had >> ALL & 1, second = had >> SIGHT & 1;
     adaptive->lot.uses++;
-    adaptive->lot.ahead += sight - all;
+    adaptive->lot.ahead += second - all;
     adaptive->lot.gained += is_hit - all;
     const uint32_t slots = shadow->sides[ALL].count;
     if (adaptive->lot.uses >= kvt_max_u32(LOT_MIN, slots / LOTS_A_TIER)) end_lot(adaptive, slots);
@@ -171,9 +187,10 @@ static bool adaptive_admits(struct kvt_admission *adaptive, const struct kvt_adm
     const bool is_always_written = question->is_referenced || question->uses >= 2;
     if (question->is_asked_again) return !adaptive->is_refusing || is_always_written;
     const uint64_t mixed = mix(adaptive, question->key_hash);
-    const bool was_seen = is_known(adaptive, mixed) || is_always_written;
+    const enum sight sight = look(adaptive, mixed);
+    const bool was_seen = sight != FIRST || is_always_written;
     adaptive->block_bytes = kvt_max_u32(1, question->bytes);
-    see(adaptive, mixed, was_seen, false);
+    see(adaptive, mixed, sight, was_seen, false);
     return !adaptive->is_refusing || was_seen;
 }
 
@@ -181,7 +198,8 @@ static bool adaptive_admits(struct kvt_admission *adaptive, const struct kvt_adm
 static void adaptive_used(struct kvt_admission *adaptive, uint64_t key_hash)
 {
     const uint64_t mixed = mix(adaptive, key_hash);
-    if (adaptive->block_bytes > 0) see(adaptive, mixed, is_known(adaptive, mixed), true);
+    const enum sight sight = look(adaptive, mixed);
+    if (adaptive->block_bytes > 0) see(adaptive, mixed, sight, sight != FIRST, true);
 }
 
 const struct kvt_admission_ops kvt_admission_adaptive = {

@@ -159,7 +159,10 @@ static void tell(const char *what, const struct worst *worst)
 
 /* ---- The fixed, quick part --------------------------------------------------------------------------------------- */
 
-/* Goal: at every capacity of the published traces adaptive is on or above the front, and nowhere a point below all. */
+/*
+ * Goal: at every capacity of the published traces adaptive is on or above the front, and nowhere a point below all. Where
+ *       second-sight has more hits with fewer writes, the front is second-sight alone.
+ */
 static void on_the_published_traces_adaptive_is_on_or_above_the_front(void **state)
 {
     (void)state;
@@ -172,11 +175,12 @@ static void on_the_published_traces_adaptive_is_on_or_above_the_front(void **sta
     tell("traces", &worst);
     assert_true(worst.margins.all >= -1);
     assert_true(worst.margins.front >= 0);
+    assert_true(worst.margins.best >= 0);
 }
 
 /*
- * Goal: the same on what is generated, where the tier is small or the workload short. What an attempt risks shows here:
- *       where second-sight is better, it saves writes at once, and hits come later, or after the end.
+ * Goal: nearly the same on what is generated, where the tier is small or the workload short. What an attempt risks shows
+ *       here: refusing saves writes at once, and hits come later, or after the end.
  */
 static void on_generated_workloads_adaptive_is_hardly_ever_below_the_front(void **state)
 {
@@ -185,8 +189,8 @@ static void on_generated_workloads_adaptive_is_hardly_ever_below_the_front(void 
     judge_generated(2, 100, false, &patterns, &generators);
     tell("patterns", &patterns);
     tell("generators", &generators);
-    assert_true(patterns.margins.all >= -0.2);
-    assert_true(generators.margins.all >= -0.2);
+    assert_true(patterns.margins.all >= -1);
+    assert_true(generators.margins.all >= -1);
     assert_true(patterns.margins.front >= -0.2);
     assert_true(generators.margins.front >= -0.2);
 }

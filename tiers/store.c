@@ -753,7 +753,7 @@ enum kvt_status kvt_store_reset(struct kvt_store *store)
     if (store->stripes) return kvt_stripes_reset(store->stripes);
     pthread_mutex_lock(&store->lock);
     /* From here on nothing of before is found or published; what follows makes it last. */
-    store->epoch++;
+    store->epoch = store->next_epoch++;
     store->is_super_dirty = true;
     for (uint64_t i = 0; i < store->index.capacity; i++)
         if (store->index.entries[i].state == KVT_ENTRY_LIVE) kvt_store_entry_drop(store, &store->index.entries[i]);
@@ -767,13 +767,20 @@ enum kvt_status kvt_store_compact(struct kvt_store *store)
 {
     if (store->stripes) return kvt_stripes_compact(store->stripes);
     struct patience patience = patience_for(20 * KVT_STORE_DEADLINE_NS);
+    struct patience sync_patience = patience_for(KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
-    store->is_compacting = true;
+    enum kvt_status status = KVT_OK;
+    if (store->is_existing) { /* it looked so far, and now it writes: with numbers of its own */
+        store->is_super_dirty = true;
+        status = sync_run(store, &sync_patience);
+    }
+    store->has_compact_failed = false;
+    store->is_compacting = status == KVT_OK;
     unlock_and_kick(store);
     pthread_mutex_lock(&store->lock);
     while (store->is_compacting && wait_for_change(store, &patience)) {}
-    struct patience sync_patience = patience_for(KVT_STORE_DEADLINE_NS);
-    const enum kvt_status status = store->is_compacting ? KVT_IO : sync_locked(store, &sync_patience);
+    if (status == KVT_OK && (store->is_compacting || store->has_compact_failed)) status = KVT_IO;
+    if (status == KVT_OK) status = sync_locked(store, &sync_patience);
     patience.has_driven |= sync_patience.has_driven;
     unlock_after_wait(store, &patience);
     return status;

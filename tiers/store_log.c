@@ -308,15 +308,13 @@ void kvt_store_put_piece_done(struct kvt_store *store, struct kvt_store_op *op, 
     put->link_ns += link_ns;
     KVT_ASSERT(put->pieces > 0);
     if (--put->pieces > 0) return;
-    if (put->error) kvt_store_summary_strike(store, put->segment, put->summary_index);
+    const uint32_t segment = put->segment, summary_index = put->summary_index;
     pthread_mutex_lock(&store->lock);
-    if (put->error) {
-        kvt_store_finish_locked(store, op, status_of_errno(put->error), put->error);
-    } else {
-        const enum kvt_status status = publish(store, op, put);
-        kvt_store_finish_locked(store, op, status == KVT_NOMEM ? KVT_FULL : status, 0);
-    }
+    const enum kvt_status status = put->error ? status_of_errno(put->error) : publish(store, op, put);
+    kvt_store_finish_locked(store, op, status == KVT_NOMEM ? KVT_FULL : status, put->error);
     pthread_mutex_unlock(&store->lock);
+    /* What nobody was told of is not found after the next open either. */
+    if (status != KVT_OK) kvt_store_summary_strike(store, segment, summary_index);
 }
 
 static void pause_puts(struct kvt_store *store)
@@ -677,8 +675,7 @@ void kvt_store_closer_step(struct kvt_store *store)
             return;
         }
         /* The records are on the device before a summary names them. */
-        store->closer.stage = KVT_CLOSER_SYNC;
-        segment->is_dirty = false;
+        store->closer.stage = KVT_CLOSER_SYNC; /* it stays dirty: whoever syncs meanwhile must not rely on this one */
         kvt_store_io_start(store, &store->closer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, closer_io_done,
                            NULL);
         return;
@@ -730,6 +727,7 @@ static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
         }
         pthread_mutex_lock(&store->lock);
         store->is_super_dirty = store->epoch != store->syncer.super_epoch;
+        kvt_store_serials_raise(store);
         pthread_mutex_unlock(&store->lock);
         break;
     case KVT_SYNCER_SEGMENTS:
@@ -756,9 +754,21 @@ static void super_write(struct kvt_store *store)
                        false, syncer_io_done, NULL);
 }
 
+/* Under the lock. Half of the numbers that go with the superblock are used: a sync writes it with a higher one. */
+static void serials_renew(struct kvt_store *store)
+{
+    const uint64_t used = kvt_max_u64(store->record_sequence, store->segment_sequence);
+    const uint64_t half = (uint64_t)1 << (KVT_STORE_SERIAL_BITS - 1);
+    if (store->is_super_dirty || used < kvt_store_serial_floor(store) + half || used >= KVT_STORE_SERIAL_MAX) return;
+    store->super_sequence = kvt_max_u64(store->super_sequence, used >> KVT_STORE_SERIAL_BITS);
+    store->is_super_dirty = true;
+    (void)kvt_store_want_sync(store);
+}
+
 static void syncer_begin(struct kvt_store *store)
 {
     pthread_mutex_lock(&store->lock);
+    serials_renew(store);
     const bool is_wanted = store->sync_wanted > store->sync_started;
     const bool is_super = store->is_super_dirty;
     if (is_wanted) store->sync_started++;

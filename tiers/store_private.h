@@ -56,6 +56,9 @@
 #define KVT_STORE_IN_PLACE_BYTES_MAX 16777216u /* in flight, of gets; half as much of puts */
 #define KVT_STORE_PAUSE_NS 1000000000u         /* after ENOSPC */
 #define KVT_STORE_DEADLINE_NS 30000000000u     /* of sync, reset, and draining at close */
+#define KVT_STORE_SERIAL_BITS 24                /* numbers that go with one write of the superblock */
+/* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
+#define KVT_STORE_SERIAL_MAX (((uint64_t)1 << 47) - 1)
 #define KVT_STORE_FILE_SLACK 4096u             /* what a file system may add to a segment file */
 
 /* ---- Ops of the block I/O ------------------------------------------------------------------------------------- */
@@ -256,7 +259,7 @@ struct kvt_store {
     uint32_t ops_unfinished;  /* accepted, not yet on the done list */
     uint64_t queued_bytes;
     uint64_t record_sequence;
-    uint64_t epoch;
+    uint64_t epoch, next_epoch; /* the next one is that of the next reset */
     uint64_t paused_until_ns;
     uint32_t phase, phase_pending[2];
     struct {
@@ -276,6 +279,7 @@ struct kvt_store {
     uint64_t sync_wanted, sync_started, sync_finished, sync_failed; /* numbers of runs */
     bool is_super_dirty;
     bool is_compacting; /* until the I/O thread says that it is done */
+    bool has_compact_failed;
     bool is_closing, is_stopping, has_news;
     bool is_event_set;                       /* the eventfd is readable */
     bool is_driven, is_asleep, has_requests; /* somebody runs steps; it sleeps; it must look again before it does */
@@ -358,6 +362,30 @@ struct kvt_store {
     int super_file;
     uint64_t super_sequence;
 };
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * Epochs, segments and records are numbered from a floor that no earlier opening reached: each opening writes the
+ * superblock first, with a higher number, and writes it again long before it has used up the numbers that go with it.
+ * So what is not found at an open (its header went with the power, or could not be read today) has numbers of its own,
+ * and can never be taken for what is written now, or for newer.
+ */
+static inline uint64_t kvt_store_serial_floor(const struct kvt_store *store)
+{
+    const uint64_t top = KVT_STORE_SERIAL_MAX >> KVT_STORE_SERIAL_BITS;
+    return (store->super_sequence < top ? store->super_sequence : top) << KVT_STORE_SERIAL_BITS;
+}
+
+/* Under the lock, the I/O thread's: the superblock is written. */
+static inline void kvt_store_serials_raise(struct kvt_store *store)
+{
+    const uint64_t floor = kvt_store_serial_floor(store);
+    if (store->record_sequence < floor) store->record_sequence = floor;
+    if (store->segment_sequence < floor) store->segment_sequence = floor;
+    if (store->next_epoch <= floor) store->next_epoch = floor + 1;
+    if (store->next_epoch <= store->epoch) store->next_epoch = store->epoch + 1;
+}
 
 /* ---- store_io.c -------------------------------------------------------------------------------------------------- */
 

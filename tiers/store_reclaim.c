@@ -247,7 +247,12 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored)
         && store->segments[store->open_segment].epoch == epoch;
     if (is_current && kvt_store_has_room(store, stored, store->reclaim.reserve_bytes, store->reclaim.reserve_count))
         return KVT_ADVANCE_READY;
-    if (store->reclaim.stage == KVT_RECLAIM_SYNC && store->reclaim.retry_ns != 0) return KVT_ADVANCE_NOSPACE;
+    if (store->reclaim.stage == KVT_RECLAIM_SYNC && store->reclaim.retry_ns != 0) {
+        /* While its header cannot be written no sync succeeds; its footer, once it is full, says as much. */
+        if (is_current && !store->segments[store->open_segment].is_findable && store->closer.stage == KVT_CLOSER_IDLE)
+            close_open_segment(store);
+        return KVT_ADVANCE_NOSPACE;
+    }
     if (store->reclaim.stage != KVT_RECLAIM_IDLE || store->closer.stage != KVT_CLOSER_IDLE || store->header_io.is_busy)
         return KVT_ADVANCE_WAIT;
 
@@ -604,7 +609,7 @@ static void sync_again(struct kvt_store *store)
     const uint64_t now = kvt_env_now_ns(&store->env);
     if (store->reclaim.retry_ns == 0) {
         store->reclaim.retry_ns = now + KVT_STORE_PAUSE_NS;
-        /* Whoever waits for a compaction is told by the sync at its end. */
+        store->has_compact_failed |= store->is_compacting;
         store->is_compacting = false;
         store->compact_below = 0;
         store->has_moved = true;

@@ -19,8 +19,6 @@
 #include "tiers/store_geometry.h"
 #include "tiers/store_private.h"
 
-/* No counter gets that far; one that says so is no counter of ours, and must not make ours wrap. */
-#define SERIAL_MAX (((uint64_t)1 << 47) - 1)
 #define LOCK_NAME "lock"
 #define SUPER_NAME "superblock"
 
@@ -269,7 +267,7 @@ static bool super_is_valid(const struct kvt_superblock *super)
         && super->alignment >= 512 && super->alignment <= KVT_STORE_BLOCK_BYTES
         && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
         && super->segment_bytes >= KVT_STORE_SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
-        && super->epoch <= SERIAL_MAX && super->sequence <= SERIAL_MAX && super->segment_slots >= KVT_STORE_SEGMENTS_MIN
+        && super->epoch <= KVT_STORE_SERIAL_MAX && super->sequence <= KVT_STORE_SERIAL_MAX && super->segment_slots >= KVT_STORE_SEGMENTS_MIN
         && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
@@ -414,8 +412,8 @@ static enum kvt_status super_open(struct kvt_store *store, uint32_t record_bytes
     }
     const bool has_grown = store->segments_max > store->segment_slots;
     store->segment_slots = kvt_max_u32(store->segment_slots, store->segments_max);
-    const bool is_changed = copies < 2 || has_grown || super.capacity_bytes != store->capacity_bytes;
-    return is_changed ? supers_write(store, error) : KVT_OK;
+    /* A tool that only looks writes nothing that is not broken. */
+    return !store->is_existing || copies < 2 || has_grown ? supers_write(store, error) : KVT_OK;
 }
 
 /* ---- Segments found at open -------------------------------------------------------------------------------------- */
@@ -450,10 +448,10 @@ static bool classify(struct kvt_store *store, uint32_t index, const uint8_t *blo
     memcpy(&footer, blocks + KVT_STORE_BLOCK_BYTES, sizeof footer);
     const bool has_header = header.magic == KVT_SEGMENT_MAGIC && header.version == KVT_STORE_FORMAT_VERSION
         && header.crc == kvt_crc32c(0, &header, offsetof(struct kvt_segment_header, crc))
-        && header.store_id == store->store_id && header.index == index && header.sequence <= SERIAL_MAX;
+        && header.store_id == store->store_id && header.index == index && header.sequence <= KVT_STORE_SERIAL_MAX;
     bool has_footer = footer.magic == KVT_FOOTER_MAGIC && footer.version == KVT_STORE_FORMAT_VERSION
         && footer.crc == kvt_crc32c(0, &footer, offsetof(struct kvt_segment_footer, crc))
-        && footer.store_id == store->store_id && footer.index == index && footer.sequence <= SERIAL_MAX
+        && footer.store_id == store->store_id && footer.index == index && footer.sequence <= KVT_STORE_SERIAL_MAX
         && footer.entry_count <= store->entries_max;
     if (has_header && header.sequence >= store->segment_sequence)
         store->has_day_before = kvt_wear_note_read(blocks, header.sequence, kvt_store_wall_s(store),
@@ -531,7 +529,7 @@ static int by_sequence(const void *a, const void *b, void *user)
 /* Puts what a summary or a walk found into the index; the higher record sequence wins, then the younger segment. */
 static enum kvt_status recover_entry(struct kvt_store *store, uint32_t index, const struct kvt_summary_entry *listed)
 {
-    if (listed->sequence > SERIAL_MAX) {
+    if (listed->sequence > KVT_STORE_SERIAL_MAX) {
         store->stats.recovered_bad++;
         return KVT_OK;
     }
@@ -801,6 +799,7 @@ static enum kvt_status find_segments(struct kvt_store *store, struct found_segme
                                                                                : &store->segments[store->open_segment];
         store->wear.seen_bytes -= store->day_before_bytes + (open ? open->data_end : store->segment_bytes);
     }
+    kvt_store_serials_raise(store);
     store->stats.recovered_records = store->index.live;
     return KVT_OK;
 }

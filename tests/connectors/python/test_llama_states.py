@@ -12,7 +12,7 @@ import unittest
 try:
     import numpy as np
 
-    from kvtier.llama_cpp import TieredCache
+    from kvtier.llama_cpp import TieredCache, _states
 except ImportError as error:
     raise unittest.SkipTest(f"{error}") from None
 
@@ -149,6 +149,21 @@ class Entries(StatesTest):
             with self.cache() as cache, contextlib.suppress(KeyError):
                 return self.check_same(cache[tokens], state)
         self.fail("the state was not saved in 20 tries")
+
+    def test_b67_a_save_that_ends_in_the_middle_leaves_no_mix_of_two_states(self):
+        tokens = list(range(20))
+        first, second = (self.state(tokens, size=6 << 20) for _ in range(2))  # as large, other bytes
+        with self.cache(host="1MiB", nvme="256MiB", nvme_bytes_per_day="20MiB") as cache:
+            cache[tokens] = first
+            self.check_same(cache[tokens], first)
+            states = cache._states
+            name, = states._entries
+            # A part is gone, so that the next save writes all of them; the day's bytes end in the middle of it.
+            self.assertEqual(states._store.delete([_states._part_name(name, 2)]), 1)
+            cache[tokens] = second
+            self.assertGreater(states._store.stats()["refused"], 0)
+            with self.assertRaises(KeyError):
+                cache[tokens]
 
     def test_the_oldest_state_leaves_memory_first(self):
         cache = TieredCache(host="1MiB")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import json
+import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,10 +148,15 @@ class States:
             return True
         if sum(len(part) for part in parts) > self._store.stats()["capacity_bytes"] // 2:
             return False
-        results = self._store.put_batch(((_part_name(name, i), part) for i, part in enumerate(parts)), form=_PART)
+        # A head names its parts by a number of this save: one that ends in the middle leaves no mix of two states behind.
+        generation = secrets.randbits(63)
+        self._store.delete([name])
+        results = self._store.put_batch(((_part_name(name, i), part) for i, part in enumerate(parts)), form=_PART,
+                                        generation=generation)
         if not all(result.ok for result in results):
             return False
-        head = json.dumps({"sizes": [len(part) for part in body], "is_cuttable": entry.is_cuttable}).encode()
+        head = json.dumps({"sizes": [len(part) for part in body], "is_cuttable": entry.is_cuttable,
+                           "generation": generation}).encode()
         # The head last: what it names is there.
         return self._store.put_batch([(name, head + b"\n" + entry.tokens.tobytes())], form=_HEAD)[0].ok
 
@@ -162,9 +168,11 @@ class States:
             return entry.payload
         if self._store is None or (written := self._store.get(name)) is None:
             return None
-        body = [bytearray(size) for size in _read_head(written)[0]["sizes"]]
+        head, _ = _read_head(written)
+        body = [bytearray(size) for size in head["sizes"]]
         views = [memoryview(one)[i:i + _PART_BYTES] for one in body for i in range(0, len(one), _PART_BYTES)]
-        results = self._store.get_batch((_part_name(name, i), view) for i, view in enumerate(views))
+        results = self._store.get_batch(((_part_name(name, i), view) for i, view in enumerate(views)),
+                                        generation=head.get("generation", 0))
         if not all(result.ok and result.length == len(view) for result, view in zip(results, views)):
             self._store.delete([name])
             return None

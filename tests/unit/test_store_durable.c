@@ -359,7 +359,7 @@ static void b62_what_one_open_could_not_read_is_older_than_what_was_put_since(vo
 }
 
 /* Goal: a reset that did not last, and what was put after it; the next reset does not make those records good again. */
-static void b15_what_followed_a_reset_that_did_not_last_never_comes_back(void **state)
+static void b16_what_followed_a_reset_that_did_not_last_never_comes_back(void **state)
 {
     (void)state;
     uint32_t tried = 0;
@@ -420,7 +420,7 @@ int main(void)
         cmocka_unit_test(b63_a_segment_that_the_power_took_never_comes_back_as_another),
         cmocka_unit_test(b62_what_one_open_could_not_read_is_older_than_what_was_put_since),
         cmocka_unit_test(numbers_are_renewed_before_they_run_out),
-        cmocka_unit_test(b15_what_followed_a_reset_that_did_not_last_never_comes_back),
+        cmocka_unit_test(b16_what_followed_a_reset_that_did_not_last_never_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

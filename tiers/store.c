@@ -751,14 +751,22 @@ enum kvt_status kvt_store_sync(struct kvt_store *store)
 enum kvt_status kvt_store_reset(struct kvt_store *store)
 {
     if (store->stripes) return kvt_stripes_reset(store->stripes);
+    struct patience first_patience = patience_for(KVT_STORE_DEADLINE_NS);
     pthread_mutex_lock(&store->lock);
+    enum kvt_status first = KVT_OK;
+    if (store->is_existing) { /* it looked so far, and now it writes: with numbers of its own */
+        store->is_super_dirty = true;
+        first = sync_run(store, &first_patience);
+    }
     /* From here on nothing of before is found or published; what follows makes it last. */
     store->epoch = store->next_epoch++;
     store->is_super_dirty = true;
     for (uint64_t i = 0; i < store->index.capacity; i++)
         if (store->index.entries[i].state == KVT_ENTRY_LIVE) kvt_store_entry_drop(store, &store->index.entries[i]);
     struct patience patience = patience_for(KVT_STORE_DEADLINE_NS);
-    const enum kvt_status status = sync_run(store, &patience);
+    enum kvt_status status = sync_run(store, &patience);
+    if (first != KVT_OK) status = first;
+    patience.has_driven |= first_patience.has_driven;
     unlock_after_wait(store, &patience);
     return status;
 }

@@ -700,36 +700,58 @@ static bool is_lost_at_open(struct kvt_store *store, uint32_t index)
     const struct kvt_segment *segment = &store->segments[index];
     if (segment->is_findable || segment->state == KVT_SEGMENT_FREE) return false;
     pthread_mutex_lock(&store->lock);
-    const bool is_wanted = segment->epoch == store->epoch;
+    const bool is_wanted = segment->epoch == store->epoch && segment->records > 0;
     pthread_mutex_unlock(&store->lock);
     return is_wanted;
+}
+
+/* A copy of the superblock is written, or could not be: one of the two is enough. */
+static void super_ended(struct kvt_store *store, bool is_written)
+{
+    store->syncer.written += is_written;
+    if (++store->syncer.copy < 2) {
+        super_write(store);
+        return;
+    }
+    store->syncer.stage = KVT_SYNCER_SEGMENTS;
+    if (store->syncer.written == 0) {
+        store->syncer.has_failed = true;
+        return;
+    }
+    pthread_mutex_lock(&store->lock);
+    store->is_super_dirty = store->epoch != store->syncer.super_epoch;
+    kvt_store_serials_raise(store);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* A closed segment that the next open would not find, and that cannot be made findable: what it holds is forgotten. */
+static void forget_unfindable(struct kvt_store *store, uint32_t index)
+{
+    pthread_mutex_lock(&store->lock);
+    for (uint64_t i = 0; i < store->index.capacity && store->segments[index].records > 0; i++) {
+        struct kvt_store_entry *entry = &store->index.entries[i];
+        if (entry->state == KVT_ENTRY_LIVE && entry->segment == index) kvt_store_entry_drop(store, entry);
+    }
+    pthread_mutex_unlock(&store->lock);
 }
 
 static void syncer_io_done(struct kvt_store *store, struct kvt_store_io *io)
 {
     if (io->error) {
-        store->syncer.has_failed = true;
+        store->syncer.has_failed |= store->syncer.stage == KVT_SYNCER_SEGMENTS;
         kvt_log(&store->env, KVT_LOG_WARN, "%s: a sync failed: %s", store->path, strerror(io->error));
     }
     switch (store->syncer.stage) {
     case KVT_SYNCER_SUPER_WRITE:
-        store->syncer.stage = io->error ? KVT_SYNCER_SEGMENTS : KVT_SYNCER_SUPER_SYNC;
-        if (!io->error)
-            kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, store->super_file, 0, NULL, 0, false,
-                               syncer_io_done, NULL);
-        break;
-    case KVT_SYNCER_SUPER_SYNC:
-        store->syncer.stage = KVT_SYNCER_SEGMENTS;
-        if (io->error) break;
-        if (++store->syncer.copy < 2) {
-            super_write(store);
+        if (io->error) {
+            super_ended(store, false);
             break;
         }
-        pthread_mutex_lock(&store->lock);
-        store->is_super_dirty = store->epoch != store->syncer.super_epoch;
-        kvt_store_serials_raise(store);
-        pthread_mutex_unlock(&store->lock);
+        store->syncer.stage = KVT_SYNCER_SUPER_SYNC;
+        kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, store->super_file, 0, NULL, 0, false, syncer_io_done,
+                           NULL);
         break;
+    case KVT_SYNCER_SUPER_SYNC: super_ended(store, io->error == 0); break;
     case KVT_SYNCER_SEGMENTS:
         if (io->error || is_lost_at_open(store, store->syncer.segment))
             store->segments[store->syncer.segment].is_dirty = true;
@@ -776,7 +798,7 @@ static void syncer_begin(struct kvt_store *store)
     pthread_mutex_unlock(&store->lock);
     if (!is_wanted) return;
     store->has_moved = true;
-    store->syncer.segment = store->syncer.copy = 0;
+    store->syncer.segment = store->syncer.copy = store->syncer.written = 0;
     store->syncer.has_failed = store->syncer.is_header_tried = false;
     store->syncer.stage = KVT_SYNCER_SEGMENTS;
     if (is_super) super_write(store);
@@ -811,6 +833,7 @@ void kvt_store_syncer_step(struct kvt_store *store)
                     return;
                 }
                 store->syncer.has_failed = true;
+                if (segment->state == KVT_SEGMENT_CLOSED) forget_unfindable(store, store->syncer.segment);
             }
             segment->is_dirty = false;
             kvt_store_io_start(store, &store->syncer.io, KVT_IO_SYNC, segment->file, 0, NULL, 0, false, syncer_io_done,

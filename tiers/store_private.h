@@ -352,7 +352,7 @@ struct kvt_store {
     struct {
         enum kvt_syncer_stage stage;
         uint32_t segment;
-        uint32_t copy; /* of the superblock */
+        uint32_t copy, written; /* of the superblock */
         uint64_t super_epoch;
         bool has_failed;
         bool is_header_tried; /* of the segment, in this run */

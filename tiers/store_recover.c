@@ -267,23 +267,30 @@ static bool super_is_valid(const struct kvt_superblock *super)
         && super->alignment >= 512 && super->alignment <= KVT_STORE_BLOCK_BYTES
         && kvt_is_aligned(super->segment_bytes, KVT_STORE_BLOCK_BYTES)
         && super->segment_bytes >= KVT_STORE_SEGMENT_BYTES_MIN && super->segment_bytes <= UINT32_MAX
-        && super->epoch <= KVT_STORE_SERIAL_MAX && super->sequence <= KVT_STORE_SERIAL_MAX && super->segment_slots >= KVT_STORE_SEGMENTS_MIN
+        && super->epoch <= KVT_STORE_SERIAL_MAX && super->sequence <= KVT_STORE_SERIAL_MAX / 2 && super->segment_slots >= KVT_STORE_SEGMENTS_MIN
         && super->segment_slots <= KVT_STORE_SEGMENTS_MAX;
 }
 
+/* One copy is enough: the other one's block may be bad, and that is what there are two for. */
 static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_error error)
 {
+    int written = 0, failed = 0;
     for (int copy = 0; copy < 2; copy++) {
         store->super_sequence++;
         kvt_store_superblock_fill(store, store->super_sequence, store->epoch, store->super_buffer);
-        int failed = kvt_store_io_now(store, KVT_IO_WRITE, store->super_file,
-                                      (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES, store->super_buffer,
-                                      KVT_STORE_BLOCK_BYTES);
-        if (!failed) failed = kvt_store_io_now(store, KVT_IO_SYNC, store->super_file, 0, NULL, 0);
-        if (failed)
-            return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path,
-                                    strerror(failed));
+        int os_errno = kvt_store_io_now(store, KVT_IO_WRITE, store->super_file,
+                                        (store->super_sequence & 1) * KVT_STORE_BLOCK_BYTES, store->super_buffer,
+                                        KVT_STORE_BLOCK_BYTES);
+        if (!os_errno) os_errno = kvt_store_io_now(store, KVT_IO_SYNC, store->super_file, 0, NULL, 0);
+        written += os_errno == 0;
+        if (os_errno) failed = os_errno;
     }
+    if (written == 0)
+        return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path,
+                                strerror(failed));
+    if (failed)
+        kvt_log(&store->env, KVT_LOG_WARN, "%s: one copy of the superblock cannot be written: %s", store->path,
+                strerror(failed));
     return KVT_OK;
 }
 
@@ -347,6 +354,7 @@ static enum kvt_status format(struct kvt_store *store, uint32_t record_bytes_max
         : (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + (uint64_t)getpid();
     store->store_id = kvt_mix64(store->store_id ^ kvt_mix64(store->env.seed ^ kvt_mix64(drawn)));
     store->epoch++;
+    store->next_epoch = store->epoch + 1;
     int os_errno;
     const struct kvt_block_io_ops *ops = store->io->ops;
     if (ops->allocate(store->io, store->super_file, 2 * KVT_STORE_BLOCK_BYTES, &os_errno) != KVT_OK)

@@ -18,6 +18,16 @@ static void lose_power(struct bench *bench)
     bench_open(bench);
 }
 
+/* A tool looks for the file itself before it opens anything. */
+static void bench_mark_existing(const struct bench *bench)
+{
+    char path[120];
+    (void)snprintf(path, sizeof path, "%s/superblock", bench->path);
+    FILE *file = fopen(path, "we");
+    assert_non_null(file);
+    assert_int_equal(fclose(file), 0);
+}
+
 /* How many puts of WHOLE the first segment takes. */
 static uint64_t puts_of_a_segment(void)
 {
@@ -243,7 +253,9 @@ static void a_compaction_that_a_failed_sync_ended_says_so(void **state)
 
 static struct kvt_block_io_ops bad_ops;
 static struct io_faulty_image *bad_image;
+static const char *bad_name; /* of the file */
 static int bad_file;
+static uint64_t bad_offsets[2];
 
 static enum kvt_status bad_open(const struct kvt_block_io_config *config, const struct kvt_env *env,
                                 struct kvt_block_io **ret_io)
@@ -257,43 +269,88 @@ static enum kvt_status bad_open_file(struct kvt_block_io *io, const char *name, 
                                      int *ret_errno)
 {
     const enum kvt_status status = io_faulty_ops.open_file(io, name, is_create, ret_file, ret_errno);
-    if (status == KVT_OK && strcmp(name, "segment-000003") == 0) bad_file = *ret_file;
+    if (status == KVT_OK && strcmp(name, bad_name) == 0) bad_file = *ret_file;
     return status;
 }
 
 static enum kvt_status bad_submit(struct kvt_block_io *io, struct kvt_io_op *op)
 {
-    if (op->kind == KVT_IO_WRITE && op->file == bad_file && op->offset == 0)
+    const bool is_bad = op->offset == bad_offsets[0] || op->offset == bad_offsets[1];
+    if (op->kind == KVT_IO_WRITE && op->file == bad_file && is_bad)
         io_faulty_at(bad_image, IO_FAULTY_WRITE, 1, IO_FAULTY_EIO);
     return io_faulty_ops.submit(io, op);
 }
 
-/* Goal: the first block of one file cannot be written, ever. Its segment is found by its footer, and puts go on. */
-static void one_bad_block_does_not_stop_the_puts(void **state)
+/* A disk with one file of which these blocks can be read, and never be written. */
+static void bench_init_bad(struct bench *bench, const char *name, uint64_t first, uint64_t second)
 {
-    (void)state;
-    enum { LIVES = 3, PUTS = 1500 };
-    struct bench bench;
-    bench_init_faulty(&bench, 1);
-    bad_image = bench.image;
+    bench_init_faulty(bench, 1);
+    bad_image = bench->image;
+    bad_name = name;
     bad_file = -1;
+    bad_offsets[0] = first;
+    bad_offsets[1] = second;
     bad_ops = io_faulty_ops;
     bad_ops.open = bad_open;
     bad_ops.open_file = bad_open_file;
     bad_ops.submit = bad_submit;
-    bench.env.block_io = &bad_ops;
-    bench_open(&bench);
-    for (uint64_t life = 0; life < LIVES; life++) {
-        uint32_t stored = 0;
-        for (uint64_t i = 0; i < PUTS; i++) {
-            bench.now_ns += 2000000000u;
-            stored += bench_put(&bench, life * PUTS + i, WHOLE) == KVT_OK;
+    bench->env.block_io = &bad_ops;
+}
+
+/*
+ * Goal: the header of one segment cannot be written, ever: it is found by its footer, and puts go on. Nor can its footer:
+ *       what it held is forgotten, and puts go on.
+ */
+static void bad_blocks_of_a_segment_do_not_stop_the_puts(void **state)
+{
+    (void)state;
+    enum { LIVES = 3, PUTS = 1500 };
+    for (uint32_t has_footer = 0; has_footer <= 1; has_footer++) {
+        struct bench bench;
+        bench_init_faulty(&bench, 1);
+        bench_open(&bench);
+        const uint64_t footer_at = bench_stats(&bench).segment_bytes - KVT_STORE_BLOCK_BYTES;
+        bench_done(&bench);
+        bench_init_bad(&bench, "segment-000003", 0, has_footer ? 0 : footer_at);
+        bench_open(&bench);
+        for (uint64_t life = 0; life < LIVES; life++) {
+            uint32_t stored = 0;
+            for (uint64_t i = 0; i < PUTS; i++) {
+                bench.now_ns += 2000000000u;
+                stored += bench_put(&bench, life * PUTS + i, WHOLE) == KVT_OK;
+            }
+            assert_true(stored > PUTS * 8 / 10);
+            bench_reopen(&bench);
         }
-        assert_true(stored > PUTS * 9 / 10);
-        bench_reopen(&bench);
+        assert_true(bad_file >= 0);
+        bench_done(&bench);
     }
-    assert_true(bad_file >= 0);
-    bench_done(&bench);
+}
+
+/* Goal: of two copies of the superblock one is enough, at open and for a reset. */
+static void one_bad_superblock_stops_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t copy = 0; copy < 2; copy++) {
+        struct bench bench;
+        bench_init_bad(&bench, "superblock", copy * KVT_STORE_BLOCK_BYTES, copy * KVT_STORE_BLOCK_BYTES);
+        bad_name = "none yet";
+        bench_open(&bench);
+        assert_int_equal(bench_put(&bench, 1, WHOLE), KVT_OK);
+        bad_name = "superblock";
+        for (uint32_t times = 0; times < 3; times++) {
+            bench_reopen(&bench);
+            assert_true(bad_file >= 0);
+            assert_int_equal(bench_get(&bench, 1, WHOLE), KVT_OK);
+            assert_int_equal(kvt_store_reset(bench.store), KVT_OK);
+            assert_int_equal(bench_get(&bench, 1, WHOLE), KVT_NOTFOUND);
+            bench_reopen(&bench);
+            assert_int_equal(bench_get(&bench, 1, WHOLE), KVT_NOTFOUND);
+            assert_int_equal(bench_put(&bench, 1, WHOLE), KVT_OK);
+            assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+        }
+        bench_done(&bench);
+    }
 }
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
@@ -369,13 +426,70 @@ static void b16_what_followed_a_reset_that_did_not_last_never_comes_back(void **
         bench_open(&bench);
         assert_int_equal(bench_put(&bench, 1, WHOLE), KVT_OK);
         assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
-        io_faulty_at(bench.image, IO_FAULTY_WRITE, 1, IO_FAULTY_EIO); /* the superblock */
+        io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_EIO, 1000000); /* both superblocks */
         assert_int_equal(kvt_store_reset(bench.store), KVT_IO);
+        io_faulty_heal(bench.image);
         assert_int_equal(bench_put(&bench, KEY, WHOLE), KVT_OK);
         lose_power(&bench);
         if (bench_has(&bench, 1)) {
             tried++;
             assert_int_equal(kvt_store_reset(bench.store), KVT_OK);
+            bench_reopen(&bench);
+            assert_int_equal(bench_get(&bench, KEY, WHOLE), KVT_NOTFOUND);
+        }
+        bench_done(&bench);
+    }
+    assert_true(tried > 10);
+}
+
+/* Goal: each reset has an epoch of its own, also in a store that was just made, and after one that failed. */
+static void b16_a_reset_after_one_that_failed_is_another(void **state)
+{
+    (void)state;
+    struct bench bench;
+    bench_init_faulty(&bench, 1);
+    bench_open(&bench);
+    assert_int_equal(bench_put(&bench, KEY, WHOLE), KVT_OK);
+    assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    for (uint32_t times = 0; times < 3; times++) {
+        io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_EIO, 1000000);
+        assert_int_equal(kvt_store_reset(bench.store), KVT_IO);
+        io_faulty_heal(bench.image);
+        assert_int_equal(kvt_store_reset(bench.store), KVT_OK);
+        bench_reopen(&bench);
+        assert_int_equal(bench_get(&bench, KEY, WHOLE), KVT_NOTFOUND);
+        assert_int_equal(bench_put(&bench, KEY, WHOLE), KVT_OK);
+        assert_int_equal(kvt_store_sync(bench.store), KVT_OK);
+    }
+    bench_done(&bench);
+}
+
+/* Goal: a tool's open takes no numbers for itself, because it only looks; when it resets all the same, it does. */
+static void b16_a_reset_by_a_tool_has_an_epoch_of_its_own(void **state)
+{
+    (void)state;
+    uint32_t tried = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        struct bench bench;
+        bench_init_faulty(&bench, seed);
+        bench_open(&bench);
+        assert_int_equal(bench_put(&bench, 1, WHOLE), KVT_OK);
+        bench_reopen(&bench);
+        io_faulty_rate(bench.image, IO_FAULTY_WRITE, IO_FAULTY_EIO, 1000000);
+        assert_int_equal(kvt_store_reset(bench.store), KVT_IO);
+        io_faulty_heal(bench.image);
+        assert_int_equal(bench_put(&bench, KEY, WHOLE), KVT_OK);
+        io_faulty_cut_at(bench.image, 1);
+        (void)bench_put(&bench, 999999, WHOLE);
+        kvt_store_close(&bench.store);
+        io_faulty_power_cycle(bench.image);
+        bench_mark_existing(&bench);
+        bench.config.is_existing = true;
+        bench_open(&bench);
+        if (bench_has(&bench, 1)) {
+            tried++;
+            assert_int_equal(kvt_store_reset(bench.store), KVT_OK);
+            bench.config.is_existing = false;
             bench_reopen(&bench);
             assert_int_equal(bench_get(&bench, KEY, WHOLE), KVT_NOTFOUND);
         }
@@ -416,9 +530,12 @@ int main(void)
         cmocka_unit_test(a_sync_that_fails_says_so),
         cmocka_unit_test(a_sync_does_not_rely_on_that_of_a_segment_that_is_being_closed),
         cmocka_unit_test(a_compaction_that_a_failed_sync_ended_says_so),
-        cmocka_unit_test(one_bad_block_does_not_stop_the_puts),
+        cmocka_unit_test(bad_blocks_of_a_segment_do_not_stop_the_puts),
+        cmocka_unit_test(one_bad_superblock_stops_nothing),
         cmocka_unit_test(b63_a_segment_that_the_power_took_never_comes_back_as_another),
         cmocka_unit_test(b62_what_one_open_could_not_read_is_older_than_what_was_put_since),
+        cmocka_unit_test(b16_a_reset_after_one_that_failed_is_another),
+        cmocka_unit_test(b16_a_reset_by_a_tool_has_an_epoch_of_its_own),
         cmocka_unit_test(numbers_are_renewed_before_they_run_out),
         cmocka_unit_test(b16_what_followed_a_reset_that_did_not_last_never_comes_back),
     };

@@ -171,17 +171,20 @@ static bool submit_write(struct kvt_llama_vault *vault, struct kvt_key key, cons
     while (has_store(vault) && !vault->free_write) wait_for_a_write(vault);
     if (!has_store(vault)) return false;
     struct write *write = vault->free_write;
+    vault->free_write = write->next_free; /* now: others come back while this one waits */
     write->op = (struct kvt_store_op){ .kind = KVT_STORE_PUT, .name = name_of(vault, key), .length = length };
     memcpy(&write->op.buffer, &bytes, sizeof bytes); /* the store only reads a put's bytes */
     write->entry = entry;
     struct kvt_store_op *op = &write->op;
     while (kvt_store_submit(vault->store, &op, 1) == 0) {
         /* Its queue is full: with writes under way it will not stay so. Otherwise it does not want this one. */
-        if (vault->writes_in_flight == 0) return false;
-        wait_for_a_write(vault);
-        if (!has_store(vault)) return false;
+        const bool is_wanted = vault->writes_in_flight > 0;
+        if (is_wanted) wait_for_a_write(vault);
+        if (is_wanted && has_store(vault)) continue;
+        write->next_free = vault->free_write;
+        vault->free_write = write;
+        return false;
     }
-    vault->free_write = write->next_free;
     vault->writes_in_flight++;
     if (entry != KVT_LLAMA_NO_ENTRY) kvt_llama_host_set_clean(vault->host, entry, KVT_LLAMA_WRITING);
     return true;

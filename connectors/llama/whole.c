@@ -74,6 +74,12 @@ enum kvt_status kvt_llama_save_whole(struct kvt_llama *llama, int32_t seq, const
     KVT_TRY(kvt_llama_chain(llama, tokens, count));
     const struct kvt_key end = end_of(llama, tokens, count);
     const uint32_t parts = parts_of(llama, size);
+    bool is_whole = true;
+    for (uint32_t part = 0; part < parts && is_whole; part++)
+        is_whole = kvt_llama_vault_has(llama->vault, part_key(end, part));
+    /* Parts of two saves make no state: another sequence's differs in its bytes. */
+    for (uint32_t part = 0; part < parts && !is_whole; part++)
+        (void)kvt_llama_vault_forget(llama->vault, part_key(end, part));
     for (uint32_t part = 0; part < parts; part++) {
         if (kvt_llama_vault_has(llama->vault, part_key(end, part))) {
             llama->stats.shared_blocks++;

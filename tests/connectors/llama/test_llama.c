@@ -2,6 +2,7 @@
  * The whole library on a made-up engine, whose logits tell whether every cell that a token attends to holds the bytes
  * of exactly these tokens.
  */
+#include "connectors/llama/attached.h"
 #include "kvtier/llama.h"
 
 #include <dirent.h>
@@ -539,6 +540,38 @@ static void a_shifted_sequence_is_not_kept_and_a_branch_is(void **state)
     }
 }
 
+/* A part of a state is gone, and another sequence saves the same tokens: its bytes differ. What save said is true. */
+static void b67_a_whole_state_is_never_of_two_saves(void **state)
+{
+    (void)state;
+    enum { COUNT = 1600 };
+    int32_t tokens[COUNT + 1];
+    for (uint32_t i = 0; i <= COUNT; i++) tokens[i] = (int32_t)(i * 7919 % 1000);
+    struct made_up_config made_up = made_up_config();
+    made_up.type_k = made_up.type_v = MADE_UP_F32;
+    made_up.n_ctx = 3 * 2048;
+    struct llama_context *ctx = made_up_create(&made_up);
+    struct kvt_llama_config config = config_of(false);
+    config.is_whole = true;
+    struct kvt_llama *llama = attach_with(&config, ctx);
+    uint64_t saved = 0, restored = 0;
+    assert_true(made_up_evaluate(ctx, 0, tokens, 0, COUNT) != 0);
+    assert_int_equal(kvt_llama_save(llama, 0, tokens, COUNT, &saved), KVT_OK);
+    assert_int_equal(kvt_llama_restore(llama, 2, tokens, COUNT + 1, &restored), KVT_OK);
+    assert_int_equal(restored, COUNT);
+    const struct kvt_key end = llama->chain[COUNT / BLOCK];
+    const struct kvt_key first = kvt_llama_record_key(KVT_LLAMA_RECORD_WHOLE, 0, 0, end);
+    assert_true(kvt_llama_vault_has(llama->vault, kvt_llama_record_key(KVT_LLAMA_RECORD_WHOLE, 0, 1, end)));
+    assert_true(kvt_llama_vault_forget(llama->vault, first)); /* as the LRU takes one */
+    assert_true(made_up_evaluate(ctx, 1, tokens, 0, COUNT) != 0);
+    assert_int_equal(kvt_llama_save(llama, 1, tokens, COUNT, &saved), KVT_OK);
+    assert_int_equal(saved, COUNT);
+    assert_int_equal(kvt_llama_restore(llama, 2, tokens, COUNT + 1, &restored), KVT_OK);
+    assert_int_equal(restored, COUNT);
+    kvt_llama_detach(&llama);
+    made_up_destroy(ctx);
+}
+
 static void states_of_unknown_layout_or_with_recurrent_layers_are_kept_whole_and_it_is_said(void **state)
 {
     (void)state;
@@ -721,6 +754,7 @@ int main(void)
         cmocka_unit_test(b67_without_room_in_the_context_the_state_is_kept_for_later),
         cmocka_unit_test(sequences_that_are_not_these_tokens_are_not_kept),
         cmocka_unit_test(a_shifted_sequence_is_not_kept_and_a_branch_is),
+        cmocka_unit_test(b67_a_whole_state_is_never_of_two_saves),
         cmocka_unit_test(states_of_unknown_layout_or_with_recurrent_layers_are_kept_whole_and_it_is_said),
         cmocka_unit_test(b64_a_state_larger_than_the_caps_is_refused_and_nothing_leaves),
         cmocka_unit_test(impossible_values_are_refused_with_field_value_and_rule),

@@ -331,7 +331,7 @@ static enum room make_device_room(const struct bringing *bringing, const struct 
     struct kvt_pool *pool = kvt_core_pool(core, block);
     uint32_t *making = &core->foresight.making[pool - core->pools];
     if (!bringing->is_worth[KVT_TIER_DEVICE]) return ROOM_NONE;
-    if (pool->wanted > 0 || pool->promised > 0) return ROOM_NONE;
+    if (pool->wanted > 0 || kvt_pool_promised(pool, core->now_ns) > 0) return ROOM_NONE;
     if (pool->free_count > pool->high) return ROOM_THERE;
     if (*making > 0 && pool->free_count > pool->low) {
         (*making)--;

@@ -115,6 +115,14 @@ bool kvt_host_pool_refresh(struct kvt_host_pool *pool)
     return is_new;
 }
 
+/* Asked in this order: the worker's last chunk is ready before it stops. */
+bool kvt_host_pool_is_growing(const struct kvt_host_pool *pool)
+{
+    if (pool->chunks_seen == pool->chunk_count) return false;
+    const bool is_growing = kvt_host_tier_is_growing(pool->tier);
+    return is_growing || pool->chunks_seen < kvt_host_tier_ready_chunks(pool->tier);
+}
+
 static void list_chunk(struct kvt_host_pool *pool, uint32_t c)
 {
     struct kvt_host_chunk *chunk = &pool->chunks[c];

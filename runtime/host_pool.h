@@ -98,6 +98,8 @@ uint32_t kvt_host_pool_free_share(const struct kvt_host_pool *pool);
 
 /* Takes chunks that the tier has prepared since the last call. True when there were some. */
 bool kvt_host_pool_refresh(struct kvt_host_pool *pool);
+/* There are, or may be, more of them. False without host memory, and when memory ended before all were there. */
+bool kvt_host_pool_is_growing(const struct kvt_host_pool *pool);
 
 /*
  * A whole block of the group was packed into `length` bytes, or did not fit its class (length 0): how classes are

@@ -18,7 +18,6 @@
 #define LINK_DEPTH_WRITE_BACK 4
 #define EXPECTED_LOOK_AHEAD 64
 #define REFUSALS_MAX 8                    /* stashes in a row that the store refuses: it has no room to give */
-#define PROMISE_NS (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
 #define START_MARGIN_NS (2u * 1000u * 1000u)
 
 /* ---- Room in host memory ----------------------------------------------------------------------------------------- */
@@ -173,7 +172,7 @@ static enum victim evict_device_copy(struct kvt_core *core, uint32_t index)
             return VICTIM_LEAVING;
         }
         const bool is_host_moving = core->host.leaving > 0 || core->transfers.in_flight > 0
-            || core->host.chunks_seen < core->host.chunk_count;
+            || kvt_host_pool_is_growing(&core->host);
         /* What a failing device does not give is lost to the cache, and no reason to keep a slot that others need. */
         const bool is_failing = core->device_retry_ns != 0;
         if (!is_failing && (flow == KVT_FLOW_BUSY || is_host_moving)) return VICTIM_STAYS;
@@ -236,7 +235,7 @@ bool kvt_planner_make_room(struct kvt_core *core)
 static bool is_at_rest(const struct kvt_core *core)
 {
     if (core->transfers.in_flight > 0) return false;
-    if (core->has_host && core->host.chunks_seen < core->host.chunk_count) return false;
+    if (kvt_host_pool_is_growing(&core->host)) return false;
     return core->nvme_retry_ns == 0 || core->nvme_refusals >= REFUSALS_MAX;
 }
 
@@ -350,7 +349,7 @@ static bool claim_for_warming(struct kvt_core *core, uint32_t index)
 {
     const struct kvt_block *block = kvt_core_block(core, index);
     const struct kvt_pool *pool = kvt_core_pool(core, block);
-    const uint32_t promised = core->now_ns - pool->promised_ns < PROMISE_NS ? pool->promised : 0;
+    const uint32_t promised = kvt_pool_promised(pool, core->now_ns);
     if (block->users == 0 && pool->claimed + kvt_max_u32(pool->high, promised) >= pool->slot_count) return false;
     if (kvt_copy_state(block, KVT_TIER_DEVICE) == KVT_COPY_EMPTY && promised > 0 && pool->free_count <= promised)
         return false;

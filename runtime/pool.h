@@ -41,7 +41,7 @@ struct kvt_pool {
     struct kvt_parked parked;
     uint32_t wanted;      /* free slots that somebody waits for; 0: none */
     uint32_t promised;    /* free slots that a waiting append will come back for: prefetch leaves them */
-    uint64_t promised_ns; /* when it asked last; it may never come back */
+    uint64_t promised_ns; /* when it asked last; it may never come back: kvt_pool_promised */
     uint32_t low, high;   /* watermarks: eviction starts below low free slots and ends at high */
     uint32_t used_peak;
     uint64_t evictions;
@@ -69,6 +69,14 @@ static inline void kvt_pool_released(struct kvt_pool *pool, uint32_t slot)
     uint32_t *place = &pool->released[pool->released_at++ % KVT_POOL_AHEAD];
     pool->slots[*place].later = slot;
     *place = slot;
+}
+
+#define KVT_POOL_PROMISE_NS (100u * 1000u * 1000u) /* how long slots are kept for an append that does not ask again */
+
+/* The free slots that are kept for an append that waits. */
+static inline uint32_t kvt_pool_promised(const struct kvt_pool *pool, uint64_t now_ns)
+{
+    return now_ns - pool->promised_ns < KVT_POOL_PROMISE_NS ? pool->promised : 0;
 }
 
 size_t kvt_pool_bytes(const struct kvt_pool *pool);

@@ -31,6 +31,7 @@ struct kvt_host_tier {
     _Atomic uint32_t ready_chunks;  /* shared: written by the worker, after the chunk's pages are there */
     _Atomic uint32_t pinned_chunks; /* shared: likewise */
     _Atomic bool is_stopping;       /* shared: set by close */
+    _Atomic bool is_growing;        /* shared: the worker may prepare more chunks */
 };
 
 static void touch(uint8_t *memory, size_t size_bytes)
@@ -89,6 +90,10 @@ static void *worker_main(void *user)
         atomic_store(&host->ready_chunks, i + 1);
         if (host->config.wake.wake) host->config.wake.wake(host->config.wake.user);
     }
+    /* It ended before all of it was there: whoever waits for more is told that none will come. */
+    atomic_store(&host->is_growing, false);
+    const bool is_short = atomic_load(&host->ready_chunks) < host->chunk_count && !atomic_load(&host->is_stopping);
+    if (is_short && host->config.wake.wake) host->config.wake.wake(host->config.wake.user);
     const uint64_t ready_bytes = atomic_load(&host->ready_chunks) * host->config.chunk_bytes;
     kvt_log(&host->env, KVT_LOG_INFO, "host memory: %.2f GiB ready in %.2f s, %u of %u chunks pinned",
             (double)ready_bytes / (double)KVT_GIB, (double)(kvt_env_now_ns(&host->env) - start_ns) / 1e9,
@@ -115,6 +120,7 @@ enum kvt_status kvt_host_tier_open(const struct kvt_host_tier_config *config, co
         kvt_free(host);
         return KVT_NOMEM;
     }
+    host->is_growing = !env->is_single_threaded;
     if (env->is_single_threaded) {
         host->ready_chunks = host->chunk_count;
     } else if (pthread_create(&host->worker, NULL, worker_main, host) == 0) {
@@ -145,6 +151,8 @@ void kvt_host_tier_close(struct kvt_host_tier **host)
 uint32_t kvt_host_tier_chunk_count(const struct kvt_host_tier *host) { return host->chunk_count; }
 
 uint32_t kvt_host_tier_ready_chunks(const struct kvt_host_tier *host) { return atomic_load(&host->ready_chunks); }
+
+bool kvt_host_tier_is_growing(const struct kvt_host_tier *host) { return atomic_load(&host->is_growing); }
 
 uint32_t kvt_host_tier_pinned_chunks(const struct kvt_host_tier *host) { return atomic_load(&host->pinned_chunks); }
 

@@ -52,6 +52,9 @@ uint32_t kvt_host_tier_ready_chunks(const struct kvt_host_tier *host);
 /* The start of a ready chunk, 4 KiB aligned. */
 void *kvt_host_tier_chunk(const struct kvt_host_tier *host, uint32_t chunk);
 
+/* More chunks may become ready. False, too, when memory ended before all of them were; then wake was called once more. */
+bool kvt_host_tier_is_growing(const struct kvt_host_tier *host);
+
 /* How many of the ready chunks are pinned. */
 uint32_t kvt_host_tier_pinned_chunks(const struct kvt_host_tier *host);
 

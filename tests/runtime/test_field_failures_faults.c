@@ -752,6 +752,39 @@ static void b68_a_close_over_a_device_that_hangs_closes_the_store(void **state)
     world_close(&w);
 }
 
+/* Goal: host memory ends before all of it was there; who waits for room is told FULL in the end, as with all of it. */
+static void b35_host_memory_that_ends_early_leaves_nobody_waiting(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 64, TOKENS = 8 * BLOCK_TOKENS };
+    struct world w;
+    struct text *texts = kvt_alloc(SEQUENCES, sizeof *texts);
+    kvt_seq seqs[SEQUENCES];
+    enum kvt_room room = KVT_ROOM_OK;
+    uint32_t n = 0;
+    world_init(&w, 32, 64);
+    world_open(&w);
+    world_core(&w)->host.chunk_count += 4; /* which its worker, that is gone, never came to */
+    for (; n < SEQUENCES; n++) {
+        text_make(&texts[n], 500 + n, TOKENS);
+        (void)world_create(&w, &texts[n], TOKENS, false, &seqs[n]);
+        room = world_reserve(&w, seqs[n], TOKENS);
+        if (room != KVT_ROOM_OK) break;
+        world_step(&w, &texts[n], seqs[n], TOKENS, true);
+        world_idle(&w, seqs[n]);
+        world_settle(&w);
+    }
+    for (uint32_t i = 0; i < 1000 && room == KVT_ROOM_PENDING; i++) {
+        world_advance(&w, SECOND);
+        room = world_append(&w, seqs[n], TOKENS);
+    }
+    assert_int_equal(room, KVT_ROOM_FULL);
+    for (uint32_t i = 0; i <= n; i++) world_finish(&w, seqs[i], false);
+    world_core(&w)->host.chunk_count -= 4;
+    world_close(&w);
+    kvt_free(texts);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -800,6 +833,7 @@ int main(void)
         cmocka_unit_test(b43_short_reads_and_late_completions_expose_no_stale_bytes),
         cmocka_unit_test(b47_flips_tears_and_misdirected_writes_are_never_served),
         cmocka_unit_test(b35_a_device_that_fails_every_copy_keeps_nobody_busy),
+        cmocka_unit_test(b35_host_memory_that_ends_early_leaves_nobody_waiting),
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
         cmocka_unit_test(b16_a_stash_that_waits_for_the_store_is_not_published_after_a_reset),
         cmocka_unit_test(b68_a_close_over_a_store_that_takes_nothing_leaves_nothing_behind),

@@ -226,6 +226,34 @@ static void nothing_is_brought_while_a_sequence_waits(void **state)
     world_close(&w);
 }
 
+/* An append that waits for room and is given up keeps its slots for a moment, and no longer. */
+static void an_append_that_was_given_up_does_not_end_foresight(void **state)
+{
+    (void)state;
+    struct world w;
+    struct text text, other_text, third_text;
+    kvt_seq other, third;
+    open_world(&w, KVT_PREFETCH_SESSION);
+    const kvt_seq seq = push_out(&w, &text);
+    world_gate(&w, KVT_DEVICE_STREAM_STASH, true);
+    text_make(&other_text, 77, 20 * BLOCK_TOKENS);
+    (void)world_create(&w, &other_text, 20 * BLOCK_TOKENS, false, &other);
+    world_step(&w, &other_text, other, 20 * BLOCK_TOKENS, true);
+    world_idle(&w, other);
+    text_make(&third_text, 78, 24 * BLOCK_TOKENS);
+    (void)world_create(&w, &third_text, 24 * BLOCK_TOKENS, false, &third);
+    assert_int_not_equal(world_append(&w, third, 24 * BLOCK_TOKENS), KVT_ROOM_OK);
+    world_finish(&w, third, false);
+    world_gate(&w, KVT_DEVICE_STREAM_STASH, false);
+    world_settle(&w);
+    world_finish(&w, other, true);
+    world_settle(&w);
+    live(&w, 9900 * (SECOND / 1000));
+    assert_int_equal(count_on(&w, seq, KVT_TIER_DEVICE), BLOCKS);
+    world_finish(&w, seq, true);
+    world_close(&w);
+}
+
 static void no_more_is_in_flight_than_prefetch_may_have(void **state)
 {
     (void)state;
@@ -408,6 +436,7 @@ int main(void)
         cmocka_unit_test(what_comes_back_later_gives_way),
         cmocka_unit_test(what_comes_back_as_soon_is_not_evicted),
         cmocka_unit_test(nothing_is_brought_while_a_sequence_waits),
+        cmocka_unit_test(an_append_that_was_given_up_does_not_end_foresight),
         cmocka_unit_test(no_more_is_in_flight_than_prefetch_may_have),
         cmocka_unit_test(what_was_brought_for_nothing_is_counted_and_costs_no_byte),
         cmocka_unit_test(who_waits_for_nobody_is_not_brought),

@@ -165,6 +165,18 @@ class Entries(StatesTest):
             with self.assertRaises(KeyError):
                 cache[tokens]
 
+    def test_what_has_left_both_tiers_is_not_listed(self):
+        with self.cache(host="1MiB", nvme="64MiB") as cache:
+            prompts = [list(range(n * 20, n * 20 + 20)) for n in range(600)]
+            for tokens in prompts:
+                cache[tokens] = self.state(tokens, size=200_000)
+            self.assertLess(cache.stats()["entries"], 600)
+            listed = [tokens for tokens in prompts if tokens in cache]
+            for tokens in listed:  # what is said to be there is
+                cache[tokens]
+            self.assertEqual(cache.stats()["entries"], len(listed))
+            self.assertGreater(len(listed), 20)
+
     def test_the_oldest_state_leaves_memory_first(self):
         cache = TieredCache(host="1MiB")
         self.addCleanup(cache.close)

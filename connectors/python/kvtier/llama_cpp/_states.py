@@ -21,12 +21,14 @@ from ._attachment import Options, common_prefix, tokens_of
 
 _PART_BYTES = 4 << 20
 _HEAD, _PART = 1, 2
+_SAVES_A_SWEEP = 256
 
 
 class _Entry(NamedTuple):
     tokens: Any
     is_cuttable: bool
     payload: list[Any] | None  # None: on the disk alone
+    parts: int  # on the disk
 
 
 class States:
@@ -45,7 +47,7 @@ class States:
             for record in list(self._store.records()):
                 if record.form == _HEAD and (written := self._store.get(record.key)) is not None:
                     head, tokens = _read_head(written)
-                    self._entries[record.key] = _Entry(tokens, head["is_cuttable"], None)
+                    self._entries[record.key] = _Entry(tokens, head["is_cuttable"], None, _parts_of(head["sizes"]))
 
     def put(self, state: Any) -> None:
         """Keeps a LlamaState. One that is larger than a cap is left out there, and evicts nothing."""
@@ -61,8 +63,11 @@ class States:
         payload = [json.dumps(head).encode(), tokens, bytes(state.llama_state)]
         if is_scored:
             payload.append(np.ascontiguousarray(scores, dtype=np.single))
-        entry = _Entry(tokens, _holds_every_token(payload[2], count), payload)
+        sizes = [memoryview(part).nbytes for part in payload]
+        entry = _Entry(tokens, _holds_every_token(payload[2], count), payload, _parts_of(sizes))
         self._counts["saves"] += 1
+        if self._counts["saves"] % _SAVES_A_SWEEP == 0:
+            self._sweep()
         is_stored = self._put_store(name, entry)
         if not self._put_host(name, entry):
             self._counts["too_large"] += 1
@@ -108,12 +113,27 @@ class States:
     # ---- Inside --------------------------------------------------------------------------------------------------
 
     def _find(self, prompt: Any) -> Digest | None:
-        best, found = 0, None
-        for name, entry in self._entries.items():
-            shared = common_prefix(entry.tokens, prompt)
-            if shared > best and (entry.is_cuttable or shared == len(entry.tokens)):
-                best, found = shared, name
-        return found
+        while True:
+            best, found = 0, None
+            for name, entry in self._entries.items():
+                shared = common_prefix(entry.tokens, prompt)
+                if shared > best and (entry.is_cuttable or shared == len(entry.tokens)):
+                    best, found = shared, name
+            if found is None or self._entries[found].payload is not None \
+                    or self._is_stored(found, self._entries[found]):
+                return found
+            del self._entries[found]  # the store evicted it meanwhile
+
+    def _is_stored(self, name: Digest, entry: _Entry) -> bool:
+        """The head and all parts, as far as the store knows."""
+        names = [name, *(_part_name(name, i) for i in range(entry.parts))]
+        return self._store is not None and all(self._store.exists(names))
+
+    def _sweep(self) -> None:
+        """Entries that have left both tiers go, with their tokens."""
+        for name, entry in list(self._entries.items()):
+            if entry.payload is None and not self._is_stored(name, entry):
+                del self._entries[name]
 
     def _put_host(self, name: Digest, entry: _Entry) -> bool:
         size = _size_of(entry)
@@ -134,17 +154,17 @@ class States:
         if entry is None or entry.payload is None:
             return
         self._host_bytes -= _size_of(entry)
-        if self._store is None:
-            del self._entries[name]
-        else:
+        if self._is_stored(name, entry):
             self._entries[name] = entry._replace(payload=None)
+        else:
+            del self._entries[name]
 
     def _put_store(self, name: Digest, entry: _Entry) -> bool:
         if self._store is None or entry.payload is None:
             return False
         body = [memoryview(part).cast("B") for part in entry.payload]
         parts = [part[i:i + _PART_BYTES] for part in body for i in range(0, len(part), _PART_BYTES)]
-        if all(self._store.exists([name, *(_part_name(name, i) for i in range(len(parts)))])):
+        if self._is_stored(name, entry):
             return True
         if sum(len(part) for part in parts) > self._store.stats()["capacity_bytes"] // 2:
             return False
@@ -200,6 +220,10 @@ def _holds_every_token(state: bytes, count: int) -> bool:
     cells[:, 0], cells[:, 1] = np.arange(count), 1
     whole = state.count(cells.tobytes())
     return whole > 0 and whole == state.count(cells[-1].tobytes())
+
+
+def _parts_of(sizes: list[int]) -> int:
+    return sum((size + _PART_BYTES - 1) // _PART_BYTES for size in sizes)
 
 
 def _part_name(name: Digest, index: int) -> bytes:

@@ -495,6 +495,26 @@ static bool accepts_put(struct kvt_store *store, const struct kvt_store_op *op)
     return store->paused_until_ns == 0 || now_ns >= store->paused_until_ns;
 }
 
+bool kvt_store_op_is_valid(const struct kvt_store_op *op)
+{
+    const uint32_t flags = KVT_STORE_GENERATION_ANY | KVT_STORE_PRIVATE | KVT_STORE_URGENT | KVT_STORE_NEEDED
+        | KVT_STORE_IN_PLACE;
+    if ((op->flags & ~flags) != 0) return false;
+    if (!op->buffer && op->length > 0) return false;
+    if (op->kind == KVT_STORE_GET) return true;
+    if (op->kind != KVT_STORE_PUT || op->length == 0) return false;
+    return op->form <= KVT_STORE_FORM_MAX && op->tokens <= UINT16_MAX;
+}
+
+/* Under the lock. An op that breaks a rule comes back as any other does, and nothing else sees it. */
+static void refuse_op(struct kvt_store *store, struct kvt_store_op *op)
+{
+    op->status = KVT_INVAL;
+    queue_op(&store->done, op);
+    store->ops_outstanding++;
+    store->has_news = true;
+}
+
 static bool accept(struct kvt_store *store, struct kvt_store_op *op)
 {
     if (store->is_closing || store->ops_outstanding >= store->queue_depth) return false;
@@ -502,6 +522,10 @@ static bool accept(struct kvt_store *store, struct kvt_store_op *op)
     op->ret_length = op->ret_form = op->ret_tokens = 0;
     op->ret_generation = op->ret_link_ns = 0;
     if (!store->is_member) op->ret_number = 0;
+    if (!kvt_store_op_is_valid(op)) {
+        refuse_op(store, op);
+        return true;
+    }
     if (op->kind == KVT_STORE_PUT) {
         if (!accepts_put(store, op)) {
             store->stats.refused++;
@@ -529,13 +553,7 @@ uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *o
     uint32_t accepted = 0;
     pthread_mutex_lock(&store->lock);
     for (; accepted < n; accepted++) {
-        struct kvt_store_op *op = ops[accepted];
-        KVT_ASSERT(op->kind == KVT_STORE_PUT || op->kind == KVT_STORE_GET);
-        KVT_ASSERT(op->buffer || op->length == 0);
-        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->length > 0));
-        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->form <= KVT_STORE_FORM_MAX));
-        KVT_ASSERT(KVT_IMPLIES(op->kind == KVT_STORE_PUT, op->tokens <= UINT16_MAX));
-        if (!accept(store, op)) break;
+        if (!accept(store, ops[accepted])) break;
     }
     unlock_and_kick(store);
     return accepted;
@@ -627,7 +645,7 @@ bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name, 
     if (store->stripes) store = kvt_stripes_of(store->stripes, name);
     pthread_mutex_lock(&store->lock);
     const struct kvt_store_entry *entry = kvt_store_index_find(&store->index, kvt_name_of(name));
-    if (entry) describe(store, entry, ret_found);
+    if (entry && ret_found) describe(store, entry, ret_found);
     pthread_mutex_unlock(&store->lock);
     return entry != NULL;
 }
@@ -645,7 +663,7 @@ bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name, 
         kvt_store_entry_count(store, entry, -1);
         entry->holds++;
         kvt_store_entry_count(store, entry, 1);
-        describe(store, entry, ret_found);
+        if (ret_found) describe(store, entry, ret_found);
     }
     pthread_mutex_unlock(&store->lock);
     return is_held;

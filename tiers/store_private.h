@@ -469,6 +469,11 @@ enum kvt_advance kvt_store_advance(struct kvt_store *store, uint64_t stored);
 void kvt_store_write_header(struct kvt_store *store, uint32_t index);
 void kvt_store_reclaim_step(struct kvt_store *store);
 
+/* ---- store.c ----------------------------------------------------------------------------------------------------- */
+
+/* False: a caller's mistake, which comes back with INVAL. How long a put may be is not looked at. */
+bool kvt_store_op_is_valid(const struct kvt_store_op *op);
+
 /* ---- store_in_place.c -------------------------------------------------------------------------------------------- */
 
 bool kvt_store_is_put_in_place(const struct kvt_store *store, const struct kvt_store_op *op);

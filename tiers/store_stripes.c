@@ -88,6 +88,10 @@ static enum kvt_status check_paths(const struct kvt_store_config *config, struct
         return kvt_store_refuse(error, KVT_INVAL, "path_count is %u: at most %u", config->path_count,
                                 KVT_STORE_PATHS_MAX);
     for (uint32_t i = 0; i < config->path_count; i++)
+        if (!config->paths || !config->paths[i])
+            return kvt_store_refuse(error, KVT_INVAL, "path %u of %u is NULL: the path of a directory", i,
+                                    config->path_count);
+    for (uint32_t i = 0; i < config->path_count; i++)
         for (uint32_t j = 0; j < i; j++)
             if (hash_of_path(config->paths[i]) == hash_of_path(config->paths[j]))
                 return kvt_store_refuse(error, KVT_INVAL, "path is %s: it is given twice", config->paths[i]);
@@ -192,7 +196,7 @@ uint32_t kvt_stripes_submit(struct kvt_stripes *stripes, struct kvt_store_op *co
     for (; accepted < n; accepted++) {
         struct kvt_store_op *op = ops[accepted];
         struct kvt_store *member = kvt_stripes_of(stripes, &op->name);
-        if (op->kind != KVT_STORE_PUT) {
+        if (op->kind != KVT_STORE_PUT || !kvt_store_op_is_valid(op)) {
             op->ret_number = 0;
             if (kvt_store_submit(member, &op, 1) != 1) break;
             continue;

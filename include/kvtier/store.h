@@ -15,9 +15,11 @@
  *     kvt_store_close(&store);
  *
  * The op rule: from the submit that accepts it until poll hands it back, the store owns the op and its buffer.
+ * An op that breaks a rule of struct kvt_store_op comes back as well, with INVAL, and nothing was done.
  * A put that came back OK can be got from then on; after a kvt_store_sync that returned OK it is on the device as well.
  *
- * Threads: any call from any thread, but open and close. Units: bytes, nanoseconds.
+ * Threads: any call from any thread, but open and close. Units: bytes, nanoseconds. Pointers are NULL only where that is
+ * said, or where their count is 0.
  */
 #ifndef KVTIER_STORE_H
 #define KVTIER_STORE_H
@@ -110,22 +112,24 @@ enum {
 #define KVT_STORE_FORM_MAX 3
 
 struct kvt_store_op {
-    /* Set by the caller. */
+    /* Set by the caller. INVAL: another kind, a bit that is no flag, a value out of range, a NULL buffer with a length. */
     enum kvt_store_kind kind;
-    uint32_t flags;
+    uint32_t flags; /* one of the other kind's has no effect */
     struct kvt_store_name name;
     uint64_t generation; /* bound into the record; a get wants the same one, unless its flag says any */
     /* put: the bytes, only read. get: where they go; what a failed get leaves in it is undefined */
     void *buffer;
-    uint32_t length; /* put: how many, at least 1; get: how many fit */
-    uint32_t form;   /* put: a label of the caller's, 0 to KVT_STORE_FORM_MAX */
-    uint32_t tokens; /* put: another one, 0 to 65535 */
+    uint32_t length; /* put: how many, at least 1 (0: INVAL), at most kvt_store_length_max (more: submit refuses it) */
+                     /* get: how many fit */
+    uint32_t form;   /* put: a label of the caller's, 0 to KVT_STORE_FORM_MAX; more: INVAL */
+    uint32_t tokens; /* put: another one, 0 to 65535; more: INVAL */
     void *user;      /* never touched */
 
     /*
      * Set by the store before poll hands the op back.
      * put: OK | FULL (no room, larger than a segment, paused after ENOSPC, reset meanwhile) | IO | SHUTDOWN. Nothing is kept
      * but with OK. get: OK | NOTFOUND | CORRUPT or IO (it failed and is forgotten) | FULL (longer than length: see ret_length) | SHUTDOWN.
+     * Both: INVAL (the op breaks a rule above; it has no number).
      */
     enum kvt_status status;
     int os_errno;                              /* for logs only */
@@ -142,7 +146,7 @@ struct kvt_store_op {
 /*
  * Queues as many of the n ops as fit in the queues, from the first on, and returns how many; the others are untouched.
  * 0 for a put also means: paused after ENOSPC, the disk too slow, the day's budget used up, or larger than can ever be
- * stored (kvt_store_length_max).
+ * stored (kvt_store_length_max). An op that breaks a rule of its own is accepted, and comes back with INVAL.
  */
 KVT_API uint32_t kvt_store_submit(struct kvt_store *store, struct kvt_store_op *const *ops, uint32_t n);
 
@@ -195,13 +199,14 @@ struct kvt_store_found {
     uint64_t generation;
     uint32_t length, form, tokens;
 };
+/* ret_found may be NULL. */
 KVT_API bool kvt_store_find(struct kvt_store *store, const struct kvt_store_name *name,
                             struct kvt_store_found *ret_found);
 
 /*
  * Finds and holds: this is how hot keys are pinned. False also when config.held_bytes_max would be exceeded. While it
  * is held a record is not dropped to make room. Counted; false: no such record, or 65535 holds. What had to be dropped
- * all the same (the disk failed, a reset) is told once by poll_lost, and its holds are gone.
+ * all the same (the disk failed, a reset) is told once by poll_lost, and its holds are gone. ret_found may be NULL.
  */
 KVT_API bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_name *name,
                             struct kvt_store_found *ret_found);

@@ -624,11 +624,13 @@ const char *kvt_device_name(struct kvt_runtime *runtime) { return runtime->core.
 
 void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot)
 {
+    if (slot >= kvt_device_slots(runtime, group)) return NULL;
     return runtime->device->ops->map(runtime->device, group, slot);
 }
 
 uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group)
 {
+    if (group >= runtime->core.group_count) return 0;
     return runtime->core.pools[runtime->core.config.pool_of_group[group]].slot_count;
 }
 
@@ -666,7 +668,7 @@ static enum kvt_status copy_part(struct kvt_runtime *runtime, kvt_stream stream,
                                  uint64_t offset, void *host, uint64_t size_bytes, bool is_read)
 {
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
-    if (group >= runtime->core.group_count || slot >= kvt_device_slots(runtime, group)) return KVT_INVAL;
+    if (group >= runtime->core.group_count) return KVT_INVAL;
     const struct kvt_model_shape *shape = &runtime->core.config.shape;
     const uint64_t block_bytes = kvt_group_block_bytes(&shape->groups[group], shape->block_tokens);
     uint8_t *memory = kvt_device_slot(runtime, group, slot);
@@ -718,7 +720,7 @@ bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t ti
 void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes)
 {
     struct kvt_gpu *gpu = runtime->core.gpu;
-    void *memory = kvt_table_map(size_bytes);
+    void *memory = size_bytes > 0 ? kvt_table_map(size_bytes) : NULL;
     if (memory && !gpu->ops->host_pin(gpu, memory, size_bytes))
         kvt_log(&runtime->env, KVT_LOG_WARN, "%zu bytes of host memory could not be pinned: copies of them take longer",
                 size_bytes);

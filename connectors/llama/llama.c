@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "connectors/llama/attached.h"
-#include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
 
@@ -182,8 +181,9 @@ enum kvt_status kvt_llama_attach(const struct kvt_llama_config *config, struct l
                                  struct kvt_llama **ret_llama, char *ret_error, size_t error_bytes)
 {
     char error[512] = "";
-    KVT_ASSERT(config && ctx && ret_llama);
-    enum kvt_status status = check_config(config, error, sizeof error);
+    enum kvt_status status = KVT_INVAL;
+    if (!config || !ctx || !ret_llama) (void)snprintf(error, sizeof error, "config, ctx or ret_llama is NULL: none may be");
+    else status = check_config(config, error, sizeof error);
     struct kvt_llama *llama = status == KVT_OK ? kvt_alloc(1, sizeof *llama) : NULL;
     if (status == KVT_OK && !llama) status = KVT_NOMEM;
     if (llama) {

@@ -496,11 +496,11 @@ KVT_API const char *kvt_device_name(struct kvt_runtime *runtime);
 
 /*
  * Address of a slot of a group in device memory that kvtier owns; the CPU may use it on an emulated device only. NULL: the
- * engine owns it.
+ * engine owns it, or there is no such slot.
  */
 KVT_API void *kvt_device_slot(struct kvt_runtime *runtime, uint32_t group, uint32_t slot);
 
-/* Slots of the pool that the group lives in. */
+/* Slots of the pool that the group lives in; 0: no such group. */
 KVT_API uint32_t kvt_device_slots(struct kvt_runtime *runtime, uint32_t group);
 
 /* The i-th stream (0 to 7) for an engine that has none of its own; the runtime's, until close. NULL: refused. */
@@ -519,7 +519,10 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_device_write(struct kvt_runtime *runti
 /* Waits until everything on the stream so far is done. False: timeout_ns have passed before. */
 KVT_API bool kvt_device_wait(struct kvt_runtime *runtime, kvt_stream stream, uint64_t timeout_ns);
 
-/* Zeroed host memory that the device copies from and to by itself; ordinary memory where that is refused. NULL: refused. */
+/*
+ * Zeroed host memory that the device copies from and to by itself; ordinary memory where that is refused. NULL: refused, or
+ * 0 bytes.
+ */
 KVT_API void *kvt_host_alloc(struct kvt_runtime *runtime, size_t size_bytes);
 /* Nothing may be on its way from or to it. The size is that of the allocation; NULL is fine. */
 KVT_API void kvt_host_free(struct kvt_runtime *runtime, void *memory, size_t size_bytes);

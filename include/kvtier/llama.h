@@ -84,7 +84,7 @@ KVT_API struct kvt_llama_config kvt_llama_config_default(void);
  * Attaches to a context. Evaluates a few tokens in a sequence that holds none, to learn how its states are laid
  * out, to check that one that was taken apart and put together again has the same bytes, and to tell models
  * apart by the KV they compute; that sequence is empty again afterwards. The logits of an earlier decode are
- * gone. ret_error (which may be NULL) gets one line: what, value, rule. INVAL: an impossible value, or every
+ * gone. ret_error (which may be NULL) gets one line: what, value, rule. INVAL: an impossible value, NULL, or every
  * sequence is in use | UNSUPPORTED: no llama.cpp in this process, one whose functions are not all there, or a
  * context without a cache | BUSY: another process has the directory | NOMEM | IO.
  */

@@ -48,9 +48,9 @@ struct kvt_model_shape {
     struct kvt_group_shape groups[KVT_GROUPS_MAX];
 };
 
-/* Bytes of one element. */
+/* Bytes of one element; 0: no such type. */
 KVT_API uint32_t kvt_dtype_bytes(enum kvt_dtype dtype);
-KVT_API const char *kvt_dtype_name(enum kvt_dtype dtype); /* "bf16", "fp16", "fp8", "fp32", "int8" */
+KVT_API const char *kvt_dtype_name(enum kvt_dtype dtype); /* "bf16", "fp16", "fp8", "fp32", "int8"; or "?" */
 KVT_API bool kvt_dtype_parse(const char *text, enum kvt_dtype *ret_dtype);
 
 /* All functions below want a shape that kvt_shape_check() accepts. Any thread, no state. */

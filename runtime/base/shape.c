@@ -16,8 +16,10 @@ static const struct {
     [KVT_DTYPE_FP32] = { "fp32", 4 }, [KVT_DTYPE_INT8] = { "int8", 1 },
 };
 
-uint32_t kvt_dtype_bytes(enum kvt_dtype dtype) { return dtypes[dtype].bytes; }
-const char *kvt_dtype_name(enum kvt_dtype dtype) { return dtypes[dtype].name; }
+static bool is_dtype(enum kvt_dtype dtype) { return (uint32_t)dtype < KVT_ARRAY_COUNT(dtypes); }
+
+uint32_t kvt_dtype_bytes(enum kvt_dtype dtype) { return is_dtype(dtype) ? dtypes[dtype].bytes : 0; }
+const char *kvt_dtype_name(enum kvt_dtype dtype) { return is_dtype(dtype) ? dtypes[dtype].name : "?"; }
 
 bool kvt_dtype_parse(const char *text, enum kvt_dtype *ret_dtype)
 {
@@ -62,7 +64,7 @@ static enum kvt_status check_group(const struct kvt_model_shape *shape, const st
 {
     if ((uint32_t)group->kind > KVT_GROUP_STATE)
         return refuse(ret_error, error_bytes, "kind", (uint64_t)group->kind, "full, window or state");
-    if ((uint32_t)group->dtype >= KVT_ARRAY_COUNT(dtypes))
+    if (!is_dtype(group->dtype))
         return refuse(ret_error, error_bytes, "dtype", (uint64_t)group->dtype, "bf16, fp16, fp8, fp32 or int8");
     if (group->layers == 0) return refuse(ret_error, error_bytes, "layers", 0, "at least 1");
     if (group->kind == KVT_GROUP_STATE) {
@@ -111,7 +113,7 @@ uint64_t kvt_group_block_bytes(const struct kvt_group_shape *group, uint32_t tok
 
 uint64_t kvt_group_blocks_kept(const struct kvt_group_shape *group, uint32_t block_tokens, uint64_t tokens)
 {
-    if (tokens == 0) return 0;
+    if (tokens == 0 || block_tokens == 0) return 0;
     const uint64_t last = (tokens - 1) / block_tokens;
     switch (group->kind) {
     case KVT_GROUP_FULL: return last + 1;

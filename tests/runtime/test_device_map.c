@@ -183,6 +183,12 @@ static void a_group_without_a_map_has_memory_of_kvtiers(void **state)
     assert_int_equal(kvt_device_slots(e.runtime, 1), 3);
     assert_null(kvt_device_slot(e.runtime, 0, 1));
     assert_non_null(kvt_device_slot(e.runtime, 1, 2));
+    /* What is not there is said to be nowhere. */
+    assert_null(kvt_device_slot(e.runtime, 1, 3));
+    assert_null(kvt_device_slot(e.runtime, 2, 0));
+    assert_null(kvt_device_slot(e.runtime, UINT32_MAX, UINT32_MAX));
+    assert_int_equal(kvt_device_slots(e.runtime, 2), 0);
+    assert_null(kvt_host_alloc(e.runtime, 0));
     finish(&e);
 }
 

@@ -67,6 +67,14 @@ static void impossible_shapes_are_refused_with_field_value_and_rule(void **state
     assert_int_equal(kvt_shape_check(&shape, NULL, 0), KVT_INVAL);
 }
 
+static void what_is_no_type_has_no_bytes_and_no_name(void **state)
+{
+    (void)state;
+    assert_int_equal(kvt_dtype_bytes((enum kvt_dtype)9), 0);
+    assert_string_equal(kvt_dtype_name((enum kvt_dtype)-1), "?");
+    assert_int_equal(kvt_group_blocks_kept(&llama_70b, 0, 100), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -74,6 +82,7 @@ int main(void)
         cmocka_unit_test(a_window_group_keeps_its_window),
         cmocka_unit_test(a_state_group_keeps_one_snapshot),
         cmocka_unit_test(impossible_shapes_are_refused_with_field_value_and_rule),
+        cmocka_unit_test(what_is_no_type_has_no_bytes_and_no_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -651,6 +651,14 @@ static void impossible_values_are_refused_with_field_value_and_rule(void **state
         assert_ptr_equal(strstr(error, fields[n]), error);
         assert_non_null(strchr(error, ':'));
     }
+    const struct kvt_llama_config config = config_of(false);
+    struct kvt_llama *llama = NULL;
+    char error[256] = "";
+    assert_int_equal(kvt_llama_attach(NULL, ctx, &llama, error, sizeof error), KVT_INVAL);
+    assert_string_equal(error, "config, ctx or ret_llama is NULL: none may be");
+    assert_int_equal(kvt_llama_attach(&config, NULL, &llama, NULL, 0), KVT_INVAL);
+    assert_int_equal(kvt_llama_attach(&config, ctx, NULL, NULL, 0), KVT_INVAL);
+    assert_null(llama);
     made_up_destroy(ctx);
 }
 

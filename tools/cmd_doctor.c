@@ -3,11 +3,14 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <json-c/json.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
+#include <unistd.h>
 
 #include "kernels/gpu.h"
 #include "kernels/rank_planes_simd.h"
@@ -43,7 +46,8 @@ struct findings {
 };
 
 static const struct argp_option option_table[] = {
-    { "llama", OPTION_LLAMA, "FILE", 0, "the libllama.so to look at; otherwise the one that the loader finds", 0 },
+    { "llama", OPTION_LLAMA, "FILE", 0, "the libllama.so to look at, or its name for the loader, where no such file is here (default: libllama.so, as the loader finds "
+      "it)", 0 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 0 },
     { 0 }
 };
@@ -232,9 +236,13 @@ static void check_directory(struct findings *findings, const char *directory)
         say_facts(findings, &facts);
     } else {
         char text[64];
-        const char *why = strerror_r(errno, text, sizeof text);
+        const int error = errno;
+        const char *why = strerror_r(error, text, sizeof text);
         struct check *check = add(findings, "directory", false);
-        value(check, "%s: %s", directory, why);
+        struct stat status;
+        /* What a file system without files of ours answers (/proc) reads as if the directory were not there. */
+        if (error == ENOENT && stat(directory, &status) == 0) value(check, "%s: no file can be made there", directory);
+        else value(check, "%s: %s", directory, why);
         advice(check, "name a directory that can be written to");
         findings->is_unusable = true;
     }
@@ -275,18 +283,50 @@ static void check_gpu(struct findings *findings)
 static const char *const llama_functions[] = { "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext",
                                                "llama_memory_seq_pos_min", "llama_model_is_hybrid" };
 
-static void check_llama(struct findings *findings, const char *path)
+/*
+ * What to hand to the loader: a bare name that is a file here is meant as that file, which the loader would not look
+ * for. ret_where says which it was.
+ */
+static const char *loadable(const char *given, char *target, size_t bytes, const char **ret_where)
 {
-    void *library = dlopen(path ? path : "libllama.so", RTLD_LAZY | RTLD_LOCAL);
+    *ret_where = "";
+    if (given && strchr(given, '/')) return given;
+    if (given && access(given, F_OK) == 0 && (size_t)snprintf(target, bytes, "./%s", given) < bytes) {
+        *ret_where = " in this directory";
+        return target;
+    }
+    *ret_where = " in the loader's search path";
+    return given ? given : "libllama.so";
+}
+
+/* dlerror says "NAME: reason": the name is said already. */
+static const char *loader_reason(const char *name)
+{
+    const char *reason = dlerror();
+    if (!reason) return "it does not load";
+    const size_t length = strlen(name);
+    return strncmp(reason, name, length) == 0 && strncmp(reason + length, ": ", 2) == 0 ? reason + length + 2 : reason;
+}
+
+static void check_llama(struct findings *findings, const char *given)
+{
+    char here[PATH_MAX];
+    const char *where, *path = loadable(given, here, sizeof here, &where);
+    void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    const char *reason = library ? NULL : loader_reason(path);
+    const bool is_absent = reason && strcmp(reason, "cannot open shared object file: No such file or directory") == 0;
     const char *missing = NULL;
     for (uint32_t i = 0; library && i < KVT_ARRAY_COUNT(llama_functions); i++) {
         if (!dlsym(library, llama_functions[i])) missing = llama_functions[i];
     }
     struct check *check = add(findings, "llama.cpp", library && !missing);
-    if (!library) value(check, "%s not found", path ? path : "libllama.so");
-    else if (missing) value(check, "%s lacks %s", path ? path : "libllama.so", missing);
-    else value(check, "%s", path ? path : "libllama.so");
-    if (library) advice(check, "the connector needs a younger llama.cpp");
+    const char *name = given ? given : path;
+    if (is_absent) value(check, "%s not found%s", name, where);
+    else if (!library) value(check, "%s%s is no shared library that loads: %s", name, where, reason);
+    else if (missing) value(check, "%s%s lacks %s", name, where, missing);
+    else value(check, "%s%s", name, where);
+    if (!library && !is_absent) advice(check, "name a shared library: the libllama.so of a llama.cpp that was built");
+    else if (library) advice(check, "the connector needs a younger llama.cpp");
     else advice(check, "only for the llama.cpp connector; Python packages bring their own: --llama FILE looks at one");
     if (library) (void)dlclose(library);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <unistd.h>
 
 #include "runtime/base/bytes.h"
 #include "tests/cli/run_program.h"
@@ -109,6 +110,51 @@ static void a_library_that_is_no_llama_says_what_it_lacks(void **state)
     (void)json_object_put(root);
 }
 
+/* Goal: what is there is not called missing: a file that is no library says why, and a bare name is a file when it is one. */
+static void a_file_that_is_no_library_says_so_and_a_bare_name_is_that_file_when_it_exists(void **state)
+{
+    (void)state;
+    char file[sizeof directory + 16], before[4096], wanted[sizeof file + 64];
+    (void)snprintf(file, sizeof file, "%s/afile", directory);
+    FILE *stream = fopen(file, "w");
+    assert_non_null(stream);
+    assert_true(fputs("no library\n", stream) >= 0);
+    assert_int_equal(fclose(stream), 0);
+
+    RUN("--json", "--llama", file, directory);
+    struct json_object *root = report(0);
+    (void)snprintf(wanted, sizeof wanted, "%s is no shared library that loads: file too short", file);
+    assert_string_equal(text(find(root, "llama.cpp"), "value"), wanted);
+    (void)json_object_put(root);
+
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(directory), 0);
+    RUN("--json", "--llama", "afile", ".");
+    root = report(0);
+    assert_string_equal(text(find(root, "llama.cpp"), "value"),
+                        "afile in this directory is no shared library that loads: file too short");
+    (void)json_object_put(root);
+    RUN("--json", "--llama", "libnosuch.so", ".");
+    root = report(0);
+    assert_string_equal(text(find(root, "llama.cpp"), "value"), "libnosuch.so not found in the loader's search path");
+    (void)json_object_put(root);
+    assert_int_equal(chdir(before), 0);
+    assert_int_equal(remove(file), 0);
+}
+
+static void a_directory_that_takes_no_file_is_not_called_missing(void **state)
+{
+    (void)state;
+    RUN("--json", "/proc");
+    struct json_object *root = report(1);
+    assert_string_equal(text(find(root, "directory"), "value"), "/proc: no file can be made there");
+    (void)json_object_put(root);
+    RUN("--json", "/nonexistent/store");
+    root = report(1);
+    assert_string_equal(text(find(root, "directory"), "value"), "/nonexistent/store: No such file or directory");
+    (void)json_object_put(root);
+}
+
 static void a_directory_that_cannot_be_written_to_is_unusable(void **state)
 {
     (void)state;
@@ -164,16 +210,21 @@ static void wrong_use_is_one_line_and_status_2(void **state)
 int main(int argc, char **argv)
 {
     if (argc < 2) return 2;
-    program = argv[1];
+    program = realpath(argv[1], NULL); /* a test changes the directory */
+    if (!program) return 2;
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(every_check_has_a_value_and_advice_exactly_where_it_is_not_ok),
         TEST(the_table_has_a_line_for_each_check_and_says_what_could_be_better),
         TEST(a_library_that_is_no_llama_says_what_it_lacks),
+        TEST(a_file_that_is_no_library_says_so_and_a_bare_name_is_that_file_when_it_exists),
+        TEST(a_directory_that_takes_no_file_is_not_called_missing),
         TEST(a_directory_that_cannot_be_written_to_is_unusable),
         TEST(a_name_with_a_newline_stays_on_its_line),
         TEST(memory_that_looks_like_a_disk_is_said_to_be_none),
         TEST(wrong_use_is_one_line_and_status_2),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free((void *)(uintptr_t)program);
+    return failed;
 }

@@ -275,11 +275,19 @@ int kvt_cmd_run(int argc, char **argv)
     const int parsed = kvt_run_options_parse(argc, argv, &options);
     if (parsed != KVT_EXIT_OK) return parsed;
 
+    if (kvt_run_options_is_expect_idle(&options)) return kvt_usage_error(COMMAND, "%s", KVT_RUN_EXPECT_IDLE);
+    if (options.device == KVT_DEVICE_CUDA && options.link_hbm_bytes_per_s > 0)
+        return kvt_usage_error(COMMAND, "--link-hbm needs --device emulated: nothing paces a real link");
     struct kvt_workload *workload;
     enum kvt_status status = kvt_workload_create(&options.workload, &workload, error, sizeof error);
     if (status != KVT_OK) {
         const char *option = options.workload.trace ? "--trace" : "--workload";
         return kvt_usage_error(COMMAND, "%s: %s", option, error[0] ? error : kvt_status_text(status));
+    }
+    const int paused = kvt_run_options_check_pauses(COMMAND, &options, workload->session_count);
+    if (paused != KVT_EXIT_OK) {
+        kvt_workload_destroy(&workload);
+        return paused;
     }
     catch_signals();
     struct kvt_env env = kvt_env_default();

@@ -291,6 +291,39 @@ static void bad_input_is_one_line_and_leaves_nothing_behind(void **state)
     assert_refused("--nvme");
 }
 
+/* Goal: an option that would change nothing is refused, with what it needs. */
+static void an_option_without_effect_is_refused(void **state)
+{
+    (void)state;
+    char key[PATH_BYTES + 16], trace[PATH_BYTES + 16];
+    (void)snprintf(key, sizeof key, "%s/key", root);
+    (void)snprintf(trace, sizeof trace, "%s/trace.jsonl", root);
+    FILE *file = fopen(key, "w");
+    assert_non_null(file);
+    (void)fputs("0123456789abcdef0123456789abcdef", file);
+    assert_int_equal(fclose(file), 0);
+    file = fopen(trace, "w");
+    assert_non_null(file);
+    (void)fputs("{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n", file);
+    assert_int_equal(fclose(file), 0);
+    RUN("--workload", "chat", "--admission", "all");
+    assert_refused("--admission needs --nvme");
+    RUN("--workload", "chat", "--link-nvme", "1");
+    assert_refused("--link-nvme needs --nvme");
+    RUN("--workload", "chat", "--nvme-writes-per-day", "1GiB");
+    assert_refused("--nvme-writes-per-day needs --nvme");
+    RUN("--workload", "chat", "--nvme-key-file", key);
+    assert_refused("--nvme-key-file needs --nvme");
+    RUN("--workload", "chat", "--expect", "arrived", "--prefetch", "off", "--nvme", nvme);
+    assert_refused("--expect needs --prefetch lookahead or session");
+    RUN("--workload", "chat", "--device", "cuda", "--link-hbm", "1", "--nvme", nvme);
+    assert_refused("--link-hbm needs --device emulated");
+    RUN("--workload", "batch", "--think-ms", "5", "--nvme", nvme);
+    assert_refused("--think-ms needs sessions");
+    RUN("--trace", trace, "--think-ms", "5", "--nvme", nvme);
+    assert_refused("--think-ms needs sessions");
+}
+
 /* Goal: a broken line of a trace is named by its number. */
 static void a_broken_line_of_a_trace_is_named(void **state)
 {
@@ -378,6 +411,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_device_of_one_block_is_told_to_be_too_small_to_stream, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table, enter, leave),
         cmocka_unit_test_setup_teardown(bad_input_is_one_line_and_leaves_nothing_behind, enter, leave),
+        cmocka_unit_test_setup_teardown(an_option_without_effect_is_refused, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
         cmocka_unit_test_setup_teardown(a_signal_ends_the_run_with_its_report, enter, leave),
     };

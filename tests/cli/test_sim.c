@@ -238,6 +238,8 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --plot picture.jpg", "--plot" },
         { "--workload chat --policies belady --admission all", "--policies" },
         { "--workload chat --json --csv", "--json" },
+        { "--workload chat --count flat --order head", "--order is for --count prefix only" },
+        { "--workload chat --order tail --count flat", "--order is for --count prefix only" },
     };
     assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
 }
@@ -275,6 +277,15 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --hbm 8MiB --plot picture.jpg", "--plot" },
         { "--workload chat --hbm 8MiB --links /nonexistent.json", "/nonexistent.json" },
         { "--workload chat --hbm 8MiB --links @", "kvtier bench --calibrate" },
+        { "--workload chat --parameters 8e9", "--parameters needs --gpu" },
+        { "--workload chat --hbm 8MiB --parameters 0", "--parameters needs --gpu" },
+        { "--workload chat --gpu h200 --parameters 8e9 --step-ms 3", "--parameters means nothing with --step-ms" },
+        { "--workload chat --hbm 8MiB --admission all", "--admission needs --nvme" },
+        { "--workload chat --hbm 8MiB --link-nvme 1,2", "--link-nvme needs --nvme" },
+        { "--workload chat --hbm 8MiB --nvme-writes-per-day 1GiB", "--nvme-writes-per-day needs --nvme" },
+        { "--workload chat --prefetch demand,off --expect all", "--expect needs --prefetch" },
+        { "--workload longdoc --hbm 64MiB --think-ms 5", "--think-ms needs sessions" },
+        { "--workload chat --hbm 8MiB --speed 2", "--speed is for --arrival trace only" },
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },

@@ -73,6 +73,11 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --arrival late", "--arrival" },
         { "--workload chat --arrival trace --speed 0", "--speed" },
         { "--workload chat --speed 2", "--speed" },
+        { "--workload chat --admission all", "--admission needs --nvme" },
+        { "--workload chat --link-nvme 1", "--link-nvme needs --nvme" },
+        { "--workload chat --nvme-writes-per-day 1GiB", "--nvme-writes-per-day needs --nvme" },
+        { "--trace t --context-tokens 100", "--context-tokens is for --workload only" },
+        { "--trace t --arrival sequential --think-ms 5", "--think-ms means nothing with --arrival sequential" },
         { "--workload chat --verify hope", "--verify" },
         { "--workload chat --read minds", "--read" },
         { "--workload chat --link-hbm 0", "--link-hbm" },
@@ -147,7 +152,7 @@ static void every_option_reaches_its_field(void **state)
 
     assert_int_equal(
         parse("--workload agent --model llama-3-8b --block-tokens 32 --device emulated --policy lru --prefetch off "
-              "--verify off --read full --link-hbm 2.5 --link-nvme 0.5",
+              "--verify off --read full --link-hbm 2.5 --link-nvme 0.5 --nvme /a:6GiB",
               &options, line),
         KVT_EXIT_OK);
     assert_int_equal(options.model.shape.groups[0].layers, 32);

@@ -247,6 +247,7 @@ static error_t read_word(int key, const char *value, const struct argp_state *st
     case OPTION_EXPECT:
         error = read_name(state, "--expect", value, expects, "one of all, arrived", &i);
         options->is_expecting_arrived = i == 1;
+        options->is_expect_given = true;
         break;
     case OPTION_ARRIVAL:
         error = read_name(state, "--arrival", value, arrivals, "one of sequential, trace, asap", &i);
@@ -362,6 +363,32 @@ static error_t check_stream(const struct argp_state *state, const struct kvt_run
     return EINVAL;
 }
 
+/* An option without effect is a mistake: what it needs is said. */
+static error_t check_effects(const struct argp_state *state, const struct asked *asked)
+{
+    const struct kvt_run_options *options = asked->options;
+    const bool has_nvme = options->nvme_path[0] != '\0';
+    const struct {
+        bool is_idle;
+        const char *line;
+    } rules[] = {
+        { asked->is_speed_given && options->arrival != KVT_ARRIVAL_TRACE, "--speed is for --arrival trace only" },
+        { options->workload.trace && options->workload.context_tokens > 0, "--context-tokens is for --workload only" },
+        { !has_nvme && options->admission, "--admission needs --nvme: it is about what is written there" },
+        { !has_nvme && options->link_nvme_bytes_per_s > 0, "--link-nvme needs --nvme: it paces that disk" },
+        { !has_nvme && options->nvme_bytes_per_day > 0, "--nvme-writes-per-day needs --nvme" },
+        { !has_nvme && options->has_nvme_key, "--nvme-key-file needs --nvme" },
+        { options->workload.trace && options->arrival == KVT_ARRIVAL_SEQUENTIAL && options->pause_ns != UINT64_MAX,
+          "--think-ms means nothing with --arrival sequential: nothing is waited for" },
+    };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(rules); i++) {
+        if (!rules[i].is_idle) continue;
+        (void)kvt_usage_error(state->argv[0], "%s", rules[i].line);
+        return EINVAL;
+    }
+    return 0;
+}
+
 /* What only the whole command line tells. */
 static error_t put_together(const struct argp_state *state, struct asked *asked)
 {
@@ -378,10 +405,7 @@ static error_t put_together(const struct argp_state *state, struct asked *asked)
         (void)kvt_usage_error(state->argv[0], "--model and --shape exclude each other");
         return EINVAL;
     }
-    if (asked->is_speed_given && options->arrival != KVT_ARRIVAL_TRACE) {
-        (void)kvt_usage_error(state->argv[0], "--speed is for --arrival trace only");
-        return EINVAL;
-    }
+    if (check_effects(state, asked) != 0) return EINVAL;
     const char *shape = asked->shape ? asked->shape : SHAPE_DEFAULT;
     const enum kvt_status status = asked->model ? kvt_model_find(asked->model, &options->model, error, sizeof error)
                                                 : kvt_model_parse_shape(shape, &options->model, error, sizeof error);
@@ -397,10 +421,6 @@ static error_t put_together(const struct argp_state *state, struct asked *asked)
     options->workload.think_ns = is_trace ? UINT64_MAX : options->pause_ns;
     if (kvt_shape_check(&options->model.shape, error, sizeof error) != KVT_OK) {
         (void)kvt_usage_error(state->argv[0], "%s: %s", asked->model ? "--model" : "--shape", error);
-        return EINVAL;
-    }
-    if (is_trace && options->workload.context_tokens > 0) {
-        (void)kvt_usage_error(state->argv[0], "--context-tokens is for --workload only");
         return EINVAL;
     }
     return check_stream(state, options);
@@ -437,6 +457,18 @@ int kvt_run_options_parse(int argc, char **argv, struct kvt_run_options *ret_opt
     };
     struct asked asked = { .options = ret_options };
     return kvt_parse_options(&parser, argc, argv, &asked);
+}
+
+bool kvt_run_options_is_expect_idle(const struct kvt_run_options *options)
+{
+    return options->is_expect_given
+        && (options->prefetch == KVT_PREFETCH_DEMAND || options->prefetch == KVT_PREFETCH_OFF);
+}
+
+int kvt_run_options_check_pauses(const char *command, const struct kvt_run_options *options, uint32_t session_count)
+{
+    if (options->pause_ns == UINT64_MAX || session_count > 0) return KVT_EXIT_OK;
+    return kvt_usage_error(command, "--think-ms needs sessions: --workload chat or agent, or a trace with session_id");
 }
 
 struct kvt_config kvt_run_options_config(const struct kvt_run_options *options)

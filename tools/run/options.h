@@ -33,6 +33,7 @@ struct kvt_run_options {
     const char *admission;   /* NULL: the default */
     enum kvt_prefetch prefetch;
     bool is_expecting_arrived; /* look-ahead is told of what has arrived only */
+    bool is_expect_given;
     enum kvt_arrival arrival;
     double speed;
     enum kvt_verify verify;
@@ -50,6 +51,13 @@ struct kvt_run_options {
 
 /* The exit status: KVT_EXIT_OK, or KVT_EXIT_USAGE with one line printed. --help prints and exits. */
 int kvt_run_options_parse(int argc, char **argv, struct kvt_run_options *ret_options);
+
+/* --expect was given, and there is no look-ahead: it has no effect. */
+bool kvt_run_options_is_expect_idle(const struct kvt_run_options *options);
+#define KVT_RUN_EXPECT_IDLE "--expect needs --prefetch lookahead or session: it is what look-ahead knows"
+
+/* --think-ms wants a workload with sessions: KVT_EXIT_OK, or KVT_EXIT_USAGE with one line printed. */
+int kvt_run_options_check_pauses(const char *command, const struct kvt_run_options *options, uint32_t session_count);
 
 /* The runtime's configuration. Texts are borrowed from options. */
 struct kvt_config kvt_run_options_config(const struct kvt_run_options *options);

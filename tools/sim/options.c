@@ -283,6 +283,10 @@ static error_t put_together(const struct argp_state *state, struct kvt_sim_optio
                                        : "one of --trace FILE and --workload NAME is needed");
         return EINVAL;
     }
+    if (options->is_order_given && options->mode == KVT_COUNT_FLAT) {
+        (void)kvt_usage_error(state->argv[0], "--order is for --count prefix only: with flat each block stands alone");
+        return EINVAL;
+    }
     bool is_tiered = false;
     for (uint32_t i = 0; i < options->capacity_count; i++)
         is_tiered = is_tiered || options->capacities[i].tier_count > 1;
@@ -350,6 +354,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case OPTION_ORDER:
         if (strcmp(value, "tail") != 0 && strcmp(value, "head") != 0)
             return refuse(state, "--order", value, "tail or head");
+        options->is_order_given = true;
         options->order = *value == 't' ? KVT_COUNT_TAIL : KVT_COUNT_HEAD;
         return 0;
     case OPTION_POLICIES: options->is_policies_given = true; return read_policies(state, value, options);

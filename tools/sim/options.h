@@ -41,7 +41,7 @@ struct kvt_sim_options {
     uint32_t admission_count;
     uint32_t warmup_requests;   /* not counted */
     uint32_t warmup_percent_e2; /* or so many hundredths of a percent of each trace's requests; 0: requests are given */
-    bool is_policies_given;
+    bool is_policies_given, is_order_given;
     uint32_t repeat;
     uint32_t threads;
     enum kvt_sim_format format;

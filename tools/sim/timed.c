@@ -330,6 +330,8 @@ static int take_workloads(struct kvt_timed *timed)
             return kvt_usage_error(COMMAND, "%s: %s", job->options.workload.trace ? "--trace" : "--workload",
                                    error[0] ? error : kvt_status_text(status));
         }
+        const int paused = kvt_run_options_check_pauses(COMMAND, &job->options, job->workload->session_count);
+        if (paused != KVT_EXIT_OK) return paused;
     }
     return KVT_EXIT_OK;
 }

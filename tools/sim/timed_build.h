@@ -51,7 +51,7 @@ struct kvt_timed_job {
 struct kvt_timed {
     struct kvt_model_roofline roofline;
     struct kvt_model_links links; /* paces are a job's */
-    bool has_links, has_gpu, has_pack_ratio;
+    bool has_links, has_gpu, has_pack_ratio, has_parameters;
     const char *links_path;
     enum kvt_timed_format format;
     const char *plot; /* NULL: none */

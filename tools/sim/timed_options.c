@@ -105,6 +105,7 @@ static const char *read_parameters(char *value, struct parsing *parsing)
     if (end == value || *end != '\0' || !(parameters >= 0 && parameters <= PARAMETERS_MAX))
         return "a count, as in 8e9, 0 to 1e15";
     parsing->timed->roofline.parameters = parameters;
+    parsing->timed->has_parameters = true;
     return NULL;
 }
 
@@ -379,6 +380,14 @@ static int check_outputs(const struct kvt_timed *timed)
     if (first->is_streaming) return kvt_usage_error(COMMAND, "--stream is for kvtier run: nothing is streamed in virtual time");
     if (first->trace_out && timed->job_count > 1)
         return kvt_usage_error(COMMAND, "--trace-out is for one run: this grid has %" PRIu32, timed->job_count);
+    bool is_expect_idle = true;
+    for (uint32_t j = 0; j < timed->job_count; j++)
+        is_expect_idle = is_expect_idle && kvt_run_options_is_expect_idle(&timed->jobs[j].options);
+    if (is_expect_idle) return kvt_usage_error(COMMAND, "%s", KVT_RUN_EXPECT_IDLE);
+    if (timed->has_parameters && !timed->has_gpu)
+        return kvt_usage_error(COMMAND, "--parameters needs --gpu: it is that which computes and reads them");
+    if (timed->has_parameters && first->step_ns > 0)
+        return kvt_usage_error(COMMAND, "--parameters means nothing with --step-ms: a step takes that long");
     if (first->is_json && timed->format == KVT_TIMED_CSV)
         return kvt_usage_error(COMMAND, "--json and --csv exclude each other");
     return KVT_EXIT_OK;

@@ -1,6 +1,7 @@
 #include "tools/bench_codec_samples.h"
 
 #include <lz4.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ struct layer {
 
 struct sums {
     uint64_t raw, plain, tables, lz4, shuffled_lz4, zstd;
+    double order0;
 };
 
 /* What the measuring of one layer works with. */
@@ -106,6 +108,21 @@ static uint64_t zstd_bytes(struct scratch *s, size_t size)
 #endif
 }
 
+static double order0_bytes(const struct scratch *s, size_t size, enum kvt_dtype dtype)
+{
+    const uint32_t exponent_bits = dtype == KVT_DTYPE_BF16 ? 8 : dtype == KVT_DTYPE_FP16 ? 5 : 4;
+    const uint32_t element_bytes = kvt_dtype_bytes(dtype), shift = 8 * element_bytes - 1 - exponent_bits;
+    const double elements = (double)(size / element_bytes);
+    double counts[256] = { 0 }, bits = 0;
+    for (size_t at = 0; at < size; at += element_bytes) {
+        const uint32_t x = element_bytes == 1 ? s->chunk[at] : kvt_load_u16(s->chunk + at);
+        counts[x >> shift & ((1u << exponent_bits) - 1)]++;
+    }
+    for (uint32_t i = 0; i < 256; i++)
+        if (counts[i] > 0) bits -= counts[i] * log2(counts[i] / elements);
+    return (bits + elements * (8.0 * element_bytes - exponent_bits)) / 8;
+}
+
 static bool measure_layer(const struct layer *layer, struct sums *sums)
 {
     struct scratch s;
@@ -114,6 +131,7 @@ static bool measure_layer(const struct layer *layer, struct sums *sums)
     for (size_t page = half; is_ok && page + layer->pages_a_chunk <= layer->page_count; page += layer->pages_a_chunk) {
         const size_t size = load_chunk(&s, layer, page);
         sums->raw += size;
+        sums->order0 += order0_bytes(&s, size, layer->dtype);
         sums->plain += packed_bytes(&s, layer, size);
         sums->lz4 += lz4_bytes(&s, s.chunk, size);
         shuffle_bits(&s, size, kvt_dtype_bytes(layer->dtype));
@@ -188,6 +206,7 @@ uint32_t kvt_bench_sample_ratios(struct kvt_sample_ratios ret_ratios[KVT_SAMPLE_
             *r = (struct kvt_sample_ratios){ .plain = ratio(sums.raw, sums.plain),
                                              .tables = ratio(sums.raw, sums.tables),
                                              .lz4 = ratio(sums.raw, sums.lz4),
+                                             .order0 = (double)sums.raw / sums.order0,
                                              .shuffled_lz4 = ratio(sums.raw, sums.shuffled_lz4) };
 #ifdef KVT_HAVE_ZSTD
             r->zstd = ratio(sums.raw, sums.zstd);

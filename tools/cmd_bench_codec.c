@@ -2,14 +2,12 @@
  * Method: 256 MiB of real pages (tools/run/pages.h, repeated) in blocks of one 64 KiB chunk. In each round and for each
  * implementation a plain copy into another 256 MiB, then pack and unpack, with base tables; thread CPU time, so that
  * neighbours on the machine disturb less. A speed is the median of the rounds, its ratio the median of the rounds'
- * ratios to the copy beside it. Then the same for bf16 noise, which pack must refuse. The ceiling of a compression
- * ratio is the order-0 entropy of the exponents, the sign and mantissa taken as incompressible; bench_codec_samples.h
- * says which samples.
+ * ratios to the copy beside it. Then the same for bf16 noise, which pack must refuse. A compression ratio has no ceiling;
+ * beside it stands the order-0 entropy of the sample that was measured (bench_codec_samples.h).
  */
 #include "tools/cmd_bench_codec.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +34,8 @@ struct bench_case {
     char name[48];
     double value;
     const char *unit;
-    double ceiling, ratio;
+    double ceiling, ratio; /* 0: it is a compression ratio, which has none */
+    double order0;         /* of a compression ratio */
 };
 
 /* One type: its blocks, and where they go. */
@@ -163,25 +162,6 @@ static bool run_noise(struct bench *b, struct times *times)
     return true;
 }
 
-/* ---- Compression ratios ---------------------------------------------------------------------------------------- */
-
-static double entropy_ratio(const struct bench *b, size_t page_bytes)
-{
-    const uint32_t exponent_bits = b->dtype == KVT_DTYPE_BF16 ? 8 : b->dtype == KVT_DTYPE_FP16 ? 5 : 4;
-    const uint32_t element_bytes = kvt_dtype_bytes(b->dtype);
-    const uint32_t shift = 8 * element_bytes - 1 - exponent_bits;
-    double counts[256] = { 0 };
-    const size_t elements = page_bytes / element_bytes;
-    for (size_t i = 0; i < elements; i++) {
-        const uint32_t x = element_bytes == 1 ? b->source[i] : kvt_load_u16(b->source + 2 * i);
-        counts[x >> shift & ((1u << exponent_bits) - 1)]++;
-    }
-    double entropy = 0;
-    for (uint32_t i = 0; i < 256; i++)
-        if (counts[i] > 0) entropy -= counts[i] / (double)elements * log2(counts[i] / (double)elements);
-    return 8.0 * element_bytes / (8.0 * element_bytes - exponent_bits + entropy);
-}
-
 /* ---- Set-up ---------------------------------------------------------------------------------------------------- */
 
 static void bench_done(struct bench *b)
@@ -209,7 +189,7 @@ static void fill_source(struct bench *b, const uint8_t *pages, size_t page_bytes
     memset(b->packed, 0, SET_BYTES);
 }
 
-static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_bytes)
+static bool bench_init(struct bench *b, enum kvt_dtype dtype)
 {
     b->dtype = dtype;
     b->block_count = SET_BYTES / BLOCK_BYTES;
@@ -226,8 +206,9 @@ static bool bench_init(struct bench *b, enum kvt_dtype dtype, size_t *ret_page_b
     b->scratch = kvt_table_map(KVT_MIB);
     if (!b->source || !b->target || !b->packed || !b->scratch || kvt_codec_scratch_bytes(b->codec) > KVT_MIB)
         return false;
-    const uint8_t *pages = kvt_pages(dtype, ret_page_bytes);
-    fill_source(b, pages, *ret_page_bytes);
+    size_t page_bytes;
+    const uint8_t *pages = kvt_pages(dtype, &page_bytes);
+    fill_source(b, pages, page_bytes);
     return true;
 }
 
@@ -240,9 +221,9 @@ static void add_speed(struct bench_case *cases, uint32_t *count, const struct be
     for (uint32_t i = 0; i < ROUNDS; i++) ratios[i] = copy_seconds[i] / seconds[i];
     memcpy(copies, copy_seconds, sizeof copies);
     struct bench_case *c = &cases[(*count)++];
+    *c = (struct bench_case){ .unit = "GB/s" };
     (void)snprintf(c->name, sizeof c->name, "%s %s %s", kvt_dtype_name(b->dtype), what, by);
     c->value = BLOCK_BYTES / median(seconds) * 1e-9;
-    c->unit = "GB/s";
     c->ceiling = BLOCK_BYTES / median(copies) * 1e-9;
     c->ratio = median(ratios);
 }
@@ -256,17 +237,15 @@ static void add_speeds(struct bench_case *cases, uint32_t *count, const struct b
     }
 }
 
-/* Measures one type; appends its cases. *ret_entropy: the ceiling of its compression ratio. */
-static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t *count, double *ret_entropy)
+/* Measures one type; appends its cases. */
+static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t *count)
 {
     struct bench *b = kvt_alloc(1, sizeof *b);
     struct times *times = kvt_alloc(1, sizeof *times);
-    size_t page_bytes = 0;
     bool is_ok = false;
-    if (!b || !times || !bench_init(b, dtype, &page_bytes)) {
+    if (!b || !times || !bench_init(b, dtype)) {
         (void)fprintf(stderr, "kvtier: bench codec: memory was refused: it needs 900 MiB\n");
     } else if (run_rounds(b, times)) {
-        *ret_entropy = entropy_ratio(b, page_bytes);
         add_speeds(cases, count, b, times);
         is_ok = dtype != KVT_DTYPE_BF16 || run_noise(b, times);
         for (uint32_t k = 0; is_ok && dtype == KVT_DTYPE_BF16 && kvt_rank_ops_at(k); k++)
@@ -279,53 +258,66 @@ static bool bench_dtype(enum kvt_dtype dtype, struct bench_case *cases, uint32_t
     return is_ok;
 }
 
-static void add_ratio(struct bench_case *cases, uint32_t *count, const char *sample, const char *by, double value,
-                      double ceiling)
+static void add_ratio(struct bench_case *cases, uint32_t *count, const struct kvt_sample_ratios *sample, const char *by,
+                      double value)
 {
     if (value == 0) return;
     struct bench_case *c = &cases[(*count)++];
-    *c = (struct bench_case){ .value = value, .unit = "x", .ceiling = ceiling, .ratio = value / ceiling };
-    (void)snprintf(c->name, sizeof c->name, "%.23s %.23s", sample, by);
+    *c = (struct bench_case){ .value = value, .unit = "x", .order0 = sample->order0 };
+    (void)snprintf(c->name, sizeof c->name, "%.23s %.23s", sample->name, by);
 }
 
-/* The entropy is of the embedded pages: the ceiling of the others is about the same. */
-static void add_ratios(struct bench_case *cases, uint32_t *count, const double entropy[3])
+static void add_ratios(struct bench_case *cases, uint32_t *count)
 {
     struct kvt_sample_ratios ratios[KVT_SAMPLE_RATIOS_MAX];
     const uint32_t n = kvt_bench_sample_ratios(ratios);
     for (uint32_t i = 0; i < n; i++) {
         const struct kvt_sample_ratios *r = &ratios[i];
-        add_ratio(cases, count, r->name, "with tables", r->tables, entropy[i % 3]);
-        add_ratio(cases, count, r->name, "without tables", r->plain, entropy[i % 3]);
-        add_ratio(cases, count, r->name, "zstd-1", r->zstd, entropy[i % 3]);
-        add_ratio(cases, count, r->name, "bitshuffle + LZ4", r->shuffled_lz4, entropy[i % 3]);
-        add_ratio(cases, count, r->name, "LZ4", r->lz4, entropy[i % 3]);
+        add_ratio(cases, count, r, "with tables", r->tables);
+        add_ratio(cases, count, r, "without tables", r->plain);
+        add_ratio(cases, count, r, "zstd-1", r->zstd);
+        add_ratio(cases, count, r, "bitshuffle + LZ4", r->shuffled_lz4);
+        add_ratio(cases, count, r, "LZ4", r->lz4);
     }
 }
 
-static void print_cases(const struct bench_case *cases, uint32_t count, bool is_json)
+static void print_table(const struct bench_case *cases, uint32_t count)
 {
-    if (is_json) (void)printf("{\"cases\":[");
-    else (void)printf("%-40s %10s %-6s %10s %8s\n", "case", "value", "unit", "ceiling", "ratio");
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_case *c = &cases[i];
-        if (is_json)
-            (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",\"ceiling\":%.4f,\"ratio\":%.4f}",
-                         i ? "," : "", c->name, c->value, c->unit, c->ceiling, c->ratio);
-        else (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
+        const bool is_first = i == 0 || (cases[i - 1].order0 > 0) != (c->order0 > 0);
+        if (c->order0 > 0) {
+            if (is_first) (void)printf("\n%-40s %10s %-6s %10s\n", "case", "value", "unit", "order-0");
+            (void)printf("%-40s %10.3f %-6s %10.3f\n", c->name, c->value, c->unit, c->order0);
+        } else {
+            if (is_first) (void)printf("%-40s %10s %-6s %10s %8s\n", "case", "value", "unit", "ceiling", "ratio");
+            (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
+        }
     }
-    if (is_json) (void)printf("]}\n");
+    (void)printf("order-0: the sample coded at the entropy of each chunk's exponents; no ceiling for what sees more than that\n");
+}
+
+static void print_json(const struct bench_case *cases, uint32_t count)
+{
+    (void)printf("{\"cases\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct bench_case *c = &cases[i];
+        (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",", i ? "," : "", c->name, c->value, c->unit);
+        if (c->order0 > 0) (void)printf("\"order0\":%.4f}", c->order0);
+        else (void)printf("\"ceiling\":%.4f,\"ratio\":%.4f}", c->ceiling, c->ratio);
+    }
+    (void)printf("]}\n");
 }
 
 int kvt_bench_codec(bool is_json)
 {
     static const enum kvt_dtype dtypes[] = { KVT_DTYPE_BF16, KVT_DTYPE_FP16, KVT_DTYPE_FP8 };
     struct bench_case cases[CASES_MAX];
-    double entropy[KVT_ARRAY_COUNT(dtypes)];
     uint32_t count = 0;
     for (uint32_t i = 0; i < KVT_ARRAY_COUNT(dtypes); i++)
-        if (!bench_dtype(dtypes[i], cases, &count, &entropy[i])) return 1;
-    add_ratios(cases, &count, entropy);
-    print_cases(cases, count, is_json);
+        if (!bench_dtype(dtypes[i], cases, &count)) return 1;
+    add_ratios(cases, &count);
+    if (is_json) print_json(cases, count);
+    else print_table(cases, count);
     return 0;
 }

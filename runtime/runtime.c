@@ -756,6 +756,7 @@ enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stre
 {
     if (kvt_runtime_is_child(runtime)) return KVT_SHUTDOWN;
     if (!is_emulated(runtime)) return KVT_UNSUPPORTED;
+    if (!run) return KVT_INVAL;
     uint32_t number;
     KVT_TRY(kvt_runtime_stream_number(runtime, stream, &number));
     struct launch *launch = kvt_alloc(1, sizeof *launch);

@@ -535,7 +535,7 @@ KVT_API bool kvt_device_is_lost(struct kvt_runtime *runtime);
 /* The i-th engine stream (0 to 7) of an emulated device; NULL on a real one. */
 KVT_API kvt_stream kvt_emulated_stream(struct kvt_runtime *runtime, uint32_t i);
 
-/* Runs run(user) on the stream in its turn: a kernel. UNSUPPORTED on a real device. */
+/* Runs run(user) on the stream in its turn: a kernel. UNSUPPORTED on a real device | INVAL: no run, no such stream. */
 KVT_NODISCARD KVT_API enum kvt_status kvt_emulated_launch(struct kvt_runtime *runtime, kvt_stream stream,
                                                           void (*run)(void *user), void *user);
 

@@ -189,6 +189,7 @@ static void a_group_without_a_map_has_memory_of_kvtiers(void **state)
     assert_null(kvt_device_slot(e.runtime, UINT32_MAX, UINT32_MAX));
     assert_int_equal(kvt_device_slots(e.runtime, 2), 0);
     assert_null(kvt_host_alloc(e.runtime, 0));
+    assert_int_equal(kvt_emulated_launch(e.runtime, NULL, NULL, NULL), KVT_INVAL);
     finish(&e);
 }
 

@@ -135,6 +135,7 @@ static void whoever_waits_on_the_eventfd_is_told_of_a_mistake(void **state)
         assert_int_equal(poll(&event, 1, 20000), 1);
         assert_int_equal(kvt_store_poll(stores.bench.store, &done, 1), 1);
         assert_ptr_equal(done, &op);
+        assert_int_equal(op.status, KVT_INVAL);
         bench_done(&stores.bench);
     }
 }

@@ -294,7 +294,8 @@ static void print_table(const struct bench_case *cases, uint32_t count)
             (void)printf("%-40s %10.3f %-6s %10.3f %8.3f\n", c->name, c->value, c->unit, c->ceiling, c->ratio);
         }
     }
-    (void)printf("order-0: the sample coded at the entropy of each chunk's exponents; no ceiling for what sees more than that\n");
+    (void)printf("order-0: the sample coded at the entropy of each chunk's exponents; no ceiling for what sees more "
+                 "than that\n");
 }
 
 static void print_json(const struct bench_case *cases, uint32_t count)
@@ -302,7 +303,8 @@ static void print_json(const struct bench_case *cases, uint32_t count)
     (void)printf("{\"cases\":[");
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_case *c = &cases[i];
-        (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",", i ? "," : "", c->name, c->value, c->unit);
+        (void)printf("%s{\"name\":\"codec %s\",\"value\":%.4f,\"unit\":\"%s\",", i ? "," : "", c->name, c->value,
+                     c->unit);
         if (c->order0 > 0) (void)printf("\"order0\":%.4f}", c->order0);
         else (void)printf("\"ceiling\":%.4f,\"ratio\":%.4f}", c->ceiling, c->ratio);
     }

@@ -46,8 +46,7 @@ struct findings {
 };
 
 static const struct argp_option option_table[] = {
-    { "llama", OPTION_LLAMA, "FILE", 0, "the libllama.so to look at, or its name for the loader, where no such file is here (default: libllama.so, as the loader finds "
-      "it)", 0 },
+    { "llama", OPTION_LLAMA, "FILE", 0, "the libllama.so to look at: a file, or a name for the loader (default: libllama.so)", 0 },
     { "json", OPTION_JSON, NULL, 0, "print JSON", 0 },
     { 0 }
 };

@@ -182,7 +182,8 @@ enum kvt_status kvt_llama_attach(const struct kvt_llama_config *config, struct l
 {
     char error[512] = "";
     enum kvt_status status = KVT_INVAL;
-    if (!config || !ctx || !ret_llama) (void)snprintf(error, sizeof error, "config, ctx or ret_llama is NULL: none may be");
+    if (!config || !ctx || !ret_llama)
+        (void)snprintf(error, sizeof error, "config, ctx or ret_llama is NULL: none may be");
     else status = check_config(config, error, sizeof error);
     struct kvt_llama *llama = status == KVT_OK ? kvt_alloc(1, sizeof *llama) : NULL;
     if (status == KVT_OK && !llama) status = KVT_NOMEM;

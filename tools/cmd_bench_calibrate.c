@@ -11,6 +11,7 @@
 #include "tools/bench/calibrate.h"
 #include "tools/cli.h"
 #include "tools/models.h"
+#include "tools/nearest_rank.h"
 
 #define SHAPE_DEFAULT "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
 #define BLOCK_TOKENS_DEFAULT 16
@@ -38,7 +39,7 @@ double kvt_calibrate_quantile(double *values, uint32_t count, double quantile)
 {
     if (count == 0) return 0;
     qsort(values, count, sizeof *values, compare);
-    return values[(uint32_t)((count - 1) * quantile)];
+    return values[kvt_nearest_rank(count, quantile)];
 }
 
 static void add(struct kvt_listing *listing, const char *what, double value, const char *unit)

@@ -79,9 +79,10 @@ static void on_progress(void *user, uint64_t requests_over, uint64_t tokens_comp
     kvt_progress_update(progress, requests_over, note);
 }
 
-static void on_refused(void *user, const char *line)
+static void on_refused(void *user, uint32_t request, const char *line)
 {
     (void)user;
+    (void)request;
     (void)kvt_failure(COMMAND, "%s", line);
 }
 

@@ -34,16 +34,19 @@ static uint64_t now_ns(void)
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
-/* A file of blank lines: a trace without requests. */
-static bool is_blank_file(const char *path)
+static uint32_t warmup_of(const struct kvt_sim_options *options, uint32_t request_count)
 {
-    FILE *file = fopen(path, "r");
-    int c = ' ';
-    if (!file) return false;
-    while (c == ' ' || c == '\t' || c == '\r' || c == '\n') c = fgetc(file);
-    const bool is_blank = c == EOF && !ferror(file);
-    (void)fclose(file);
-    return is_blank;
+    if (options->warmup_percent_e2 == 0) return options->warmup_requests;
+    return (uint32_t)((uint64_t)request_count * options->warmup_percent_e2 / 10000);
+}
+
+/* Something must be left to count, of a trace that has something. KVT_EXIT_OK, or one line was printed. */
+static int check_warmup(const struct kvt_sim_options *options, const struct kvt_sim_trace *trace)
+{
+    const uint32_t requests = trace->accesses.request_count;
+    if (requests == 0 || warmup_of(options, requests) < requests || options->repeat > 1) return KVT_EXIT_OK;
+    return kvt_usage_error(COMMAND, "--warmup is '%.200s': fewer than the %u requests of %s, so that some are counted",
+                           options->warmup, requests, trace->name);
 }
 
 /* KVT_EXIT_OK, or one line was printed. */
@@ -54,10 +57,10 @@ static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_si
     char error[512] = "";
     const char *option = options->trace_count > 0 ? "--trace" : "--workload";
     const uint64_t begun_ns = now_ns();
-    enum kvt_status status = KVT_OK;
+    how.is_empty_allowed = true;
     how.trace = options->trace_count > 0 ? options->traces[i] : NULL;
     trace->name = how.trace ? how.trace : how.generator;
-    if (!how.trace || !is_blank_file(how.trace)) status = kvt_workload_create(&how, &workload, error, sizeof error);
+    enum kvt_status status = kvt_workload_create(&how, &workload, error, sizeof error);
     if (status != KVT_OK) return kvt_usage_error(COMMAND, "%s: %s", option, error[0] ? error : kvt_status_text(status));
 
     status = kvt_accesses_init(&trace->accesses, workload);
@@ -65,7 +68,8 @@ static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_si
     trace->load_seconds = (double)(now_ns() - begun_ns) * 1e-9;
     if (status == KVT_INVAL)
         return kvt_usage_error(COMMAND, "%s: %s: more than 2147483647 blocks", option, trace->name);
-    return status == KVT_OK ? KVT_EXIT_OK : kvt_failure(COMMAND, "%s: out of memory", trace->name);
+    if (status != KVT_OK) return kvt_failure(COMMAND, "%s: out of memory", trace->name);
+    return check_warmup(options, trace);
 }
 
 /* ---- The jobs ---------------------------------------------------------------------------------------------------- */
@@ -74,12 +78,6 @@ static uint32_t blocks_of(const struct kvt_sim_capacity *capacity, uint32_t tier
 {
     if (capacity->percent_e2 == 0) return capacity->blocks[tier];
     return kvt_max_u32(1, (uint32_t)((uint64_t)block_count * capacity->percent_e2 / 10000));
-}
-
-static uint32_t warmup_of(const struct kvt_sim_options *options, uint32_t request_count)
-{
-    if (options->warmup_percent_e2 == 0) return options->warmup_requests;
-    return (uint32_t)((uint64_t)request_count * options->warmup_percent_e2 / 10000);
 }
 
 static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t admission, uint32_t capacity)
@@ -111,7 +109,9 @@ static void add_jobs(struct sim *sim)
     const struct kvt_sim_options *options = sim->options;
     for (uint32_t t = 0; t < sim->trace_count; t++) {
         for (uint32_t p = 0; p < options->policy_count; p++) {
-            for (uint32_t a = 0; a < kvt_max_u32(1, options->admission_count); a++) {
+            /* The bound knows no admission. */
+            const uint32_t admissions = options->policies[p] ? kvt_max_u32(1, options->admission_count) : 1;
+            for (uint32_t a = 0; a < admissions; a++) {
                 for (uint32_t c = 0; c < options->capacity_count; c++) add_job(sim, t, p, a, c);
             }
         }

@@ -48,12 +48,14 @@ struct world {
     struct fake_seen seen;
     uint32_t live;
     uint32_t refused;
+    uint32_t refused_request;
     char refused_line[LINE_MAX];
 };
 
-static void on_refused(void *user, const char *line)
+static void on_refused(void *user, uint32_t request, const char *line)
 {
     struct world *world = user;
+    world->refused_request = request;
     world->refused++;
     (void)snprintf(world->refused_line, sizeof world->refused_line, "%s", line);
 }

@@ -13,6 +13,7 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/links.h"
+#include "tools/sim/options.h"
 #include "tools/sim/plot.h"
 #include "tools/sim/timed.h"
 #include "tools/sim/timed_build.h"
@@ -56,20 +57,26 @@ struct parsing {
 
 /* ---- The sim's own ----------------------------------------------------------------------------------------------- */
 
-bool kvt_sim_is_timed(int argc, char **argv)
+/* The option that asks for virtual time, or NULL. */
+static const char *find_mark(int argc, char **argv)
 {
-    static const char *const marks[] = { "--hbm",       "--host",     "--nvme",       "--gpu",
-                                         "--links",     "--step-ms",  "--parameters", "--pack-ratio",
-                                         "--trace-out", "--link-hbm", "--link-nvme",   "--prefetch",
-                                         "--expect",    "--host-policy" };
-    for (int i = 1; i < argc; i++) {
-        for (uint32_t m = 0; m < KVT_ARRAY_COUNT(marks); m++) {
-            const size_t length = strlen(marks[m]);
-            if (strncmp(argv[i], marks[m], length) == 0 && (argv[i][length] == '\0' || argv[i][length] == '='))
-                return true;
-        }
-    }
-    return false;
+    static const char *const marks[] = { "--hbm",       "--host",        "--nvme",       "--gpu",
+                                         "--links",     "--step-ms",     "--parameters", "--pack-ratio",
+                                         "--trace-out", "--link-hbm",    "--link-nvme",  "--prefetch",
+                                         "--expect",    "--host-policy", NULL };
+    return kvt_sim_find_option(argc, argv, marks);
+}
+
+bool kvt_sim_is_timed(int argc, char **argv) { return find_mark(argc, argv) != NULL; }
+
+/* KVT_EXIT_OK, or one line was printed. */
+static int refuse_counting(int argc, char **argv)
+{
+    static const char *const names[] = { "--capacities", "--count", "--order", "--repeat", "--warmup", NULL };
+    const char *name = kvt_sim_find_option(argc, argv, names);
+    if (!name) return KVT_EXIT_OK;
+    return kvt_usage_error(COMMAND, "%s is for counting: without %s, which asks for virtual time", name,
+                           find_mark(argc, argv));
 }
 
 static void set_gpu(struct kvt_timed *timed, double flops, double bytes, double link)
@@ -398,7 +405,8 @@ int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
     struct parsing parsing = { .timed = ret_timed, .text = ret_timed->memory };
     if (!ret_timed->memory) return kvt_failure(COMMAND, "out of memory");
     memcpy(parsing.axes, axis_names, sizeof axis_names);
-    int exit_status = take_words(argc, argv, &parsing);
+    int exit_status = refuse_counting(argc, argv);
+    if (exit_status == KVT_EXIT_OK) exit_status = take_words(argc, argv, &parsing);
     if (exit_status == KVT_EXIT_OK) exit_status = make_jobs(&parsing, ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = check_outputs(ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = use_links(ret_timed);

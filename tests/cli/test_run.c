@@ -200,6 +200,55 @@ static void a_context_larger_than_the_device_is_streamed_when_asked(void **state
     assert_streamed(768 * KVT_KIB);
 }
 
+/* Goal: a run that streamed all it had says nothing of slots that no sequence held; one that did not says it. */
+static void a_streamed_run_says_nothing_that_it_has_no_figure_for(void **state)
+{
+    (void)state;
+#define DOCUMENT "--workload", "longdoc", "--requests", "1", "--context-tokens", "3000", "--shape", SMALL_SHAPE, "--host", "16MiB"
+    RUN(DOCUMENT, "--hbm", "512KiB", "--stream");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "  streamed    1 requests"));
+    assert_null(strstr(outcome.out, "of the allocated device KV"));
+    assert_null(strstr(outcome.out, "sequences fit in this HBM"));
+    RUN(DOCUMENT, "--hbm", "512KiB", "--stream", "--json");
+    struct json_object *object = report(), *memory = field(object, "memory"), *baseline, *value;
+    assert_false(json_object_object_get_ex(memory, "used_over_allocated", &value));
+    assert_true(json_object_object_get_ex(memory, "contiguous_baseline", &baseline));
+    assert_false(json_object_object_get_ex(baseline, "sequences_paged", &value));
+    (void)json_object_put(object);
+
+    RUN(DOCUMENT, "--hbm", "16MiB", "--stream");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "of the allocated device KV"));
+    assert_non_null(strstr(outcome.out, "sequences fit in this HBM"));
+    RUN(DOCUMENT, "--hbm", "16MiB", "--stream", "--json");
+    object = report();
+    assert_true(json_object_get_double(field(field(object, "memory"), "used_over_allocated")) > 0);
+    assert_true(json_object_get_uint64(field(field(field(object, "memory"), "contiguous_baseline"), "sequences_paged")) > 0);
+    (void)json_object_put(object);
+}
+
+/* Goal: turns that could not run because an earlier one had failed are told apart from those that failed themselves. */
+static void turns_that_failed_with_their_session_are_counted(void **state)
+{
+    (void)state;
+#define SESSIONS "--workload", "chat", "--requests", "16", "--context-tokens", "3000", "--shape", SMALL_SHAPE, "--hbm", "512KiB"
+    RUN(SESSIONS, "--json");
+    assert_int_equal(outcome.exit_status, 1);
+    struct json_object *object = report();
+    const uint64_t failed = number(object, "requests", "failed");
+    const uint64_t after = number(object, "requests", "failed_after_earlier_turn");
+    assert_true(after > 0);
+    assert_int_equal(count_lines(outcome.err), failed - after);
+    (void)json_object_put(object);
+    char line[128];
+    (void)snprintf(line, sizeof line, "  %u of them failed because an earlier turn of their session had failed\n",
+                   (unsigned)after);
+    RUN(SESSIONS);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_non_null(strstr(outcome.out, line));
+}
+
 /* Goal: sessions that outgrow the device go on streamed, and what fits runs as ever beside them. */
 static void sessions_that_outgrow_the_device_go_on_streamed(void **state)
 {
@@ -373,6 +422,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_second_run_reuses_what_the_first_one_stored, enter, leave),
         cmocka_unit_test_setup_teardown(a_request_larger_than_the_device_is_refused_by_name, enter, leave),
         cmocka_unit_test_setup_teardown(a_context_larger_than_the_device_is_streamed_when_asked, enter, leave),
+        cmocka_unit_test_setup_teardown(a_streamed_run_says_nothing_that_it_has_no_figure_for, enter, leave),
+        cmocka_unit_test_setup_teardown(turns_that_failed_with_their_session_are_counted, enter, leave),
         cmocka_unit_test_setup_teardown(sessions_that_outgrow_the_device_go_on_streamed, enter, leave),
         cmocka_unit_test_setup_teardown(a_streamed_context_that_no_tier_has_room_for_is_said_to_be_too_large, enter, leave),
         cmocka_unit_test_setup_teardown(a_device_of_one_block_is_told_to_be_too_small_to_stream, enter, leave),

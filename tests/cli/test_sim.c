@@ -283,6 +283,7 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --hbm 8MiB --plot picture.jpg", "--plot" },
         { "--workload chat --hbm 8MiB --links /nonexistent.json", "/nonexistent.json" },
         { "--workload chat --hbm 8MiB --links @", "kvtier bench --calibrate" },
+        { "--workload chat --hbm 8MiB --links /", "/: cannot be read: Is a directory" },
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },

@@ -284,8 +284,9 @@ static enum kvt_status supers_write(struct kvt_store *store, struct kvt_store_er
         if (!os_errno) os_errno = kvt_store_io_now(store, KVT_IO_SYNC, store->super_file, 0, NULL, 0);
         written += os_errno == 0;
         if (os_errno) failed = os_errno;
+        if (os_errno == ETIME) break; /* the op still has the buffer */
     }
-    if (written == 0)
+    if (written == 0 || failed == ETIME)
         return kvt_store_refuse(error, KVT_IO, "path is %s: its superblock cannot be written: %s", store->path,
                                 strerror(failed));
     if (failed)

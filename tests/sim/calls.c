@@ -623,13 +623,24 @@ static void call_reset(struct sim *sim)
     for (uint32_t i = 0; i < SIM_SEQUENCES_MAX; i++) sim->sequences[i].is_unshared = true;
 }
 
+/* One of the next syncs of the disk fails, or comes back late: whoever's it is. */
+static void spoil_a_sync(struct sim *sim)
+{
+    if (sim->is_calm || !sim_plan_has(&sim->plan, SIM_FAULT_EIO) || sim_chance(sim, 60)) return;
+    io_faulty_at(sim->image, IO_FAULTY_SYNC, 1 + sim_below(sim, 3), IO_FAULTY_EIO);
+}
+
 static void call_sync(struct sim *sim)
 {
     if (!sim_store(sim)) return;
+    spoil_a_sync(sim);
     const enum kvt_status status = kvt_store_sync(sim_store(sim));
     sim_say(sim, "sync: status %d", (int)status);
     SIM_CHECK(sim, status == KVT_OK || (!sim->is_calm && !sim_plan_is_calm(&sim->plan)), "status %d", (int)status);
-    if (status == KVT_OK) sim_check_synced(sim);
+    if (status != KVT_OK) return;
+    sim_check_synced(sim);
+    /* Nothing that comes later helps what was acknowledged: the power goes at once. */
+    if (!sim->is_calm && sim_plan_has(&sim->plan, SIM_FAULT_POWER) && sim_chance(sim, 15)) io_faulty_cut_at(sim->image, 1);
 }
 
 static void call_bad(struct sim *sim)
@@ -685,8 +696,8 @@ void sim_call(struct sim *sim)
     else if (draw < 775) call_finish(sim);
     else if (draw < 805) call_expect(sim);
     else if (draw < 815) call_bad(sim);
-    else if (draw < 820) call_sync(sim);
-    else if (draw < 823 && sim_below(sim, 1000) < sim->plan.reset_share) call_reset(sim);
+    else if (draw < 827) call_sync(sim);
+    else if (draw < 830 && sim_below(sim, 1000) < sim->plan.reset_share) call_reset(sim);
     else sim_drift(sim);
     for (uint32_t n = sim_below(sim, 1 + sim->plan.haste); n > 0; n--) sim_drift(sim);
     call_more(sim);

@@ -10,12 +10,21 @@
 
 static uint32_t draw(struct sim *sim, uint32_t bound) { return (uint32_t)kvt_rng_below(&sim->fault_rng, bound); }
 
+/* What host memory needs at least: a chunk for the largest block. */
+static uint64_t host_least(const struct sim_plan *plan)
+{
+    uint64_t block_max = 0;
+    for (uint32_t g = 0; g < plan->shape.group_count; g++)
+        block_max = kvt_max_u64(block_max, kvt_group_block_bytes(&plan->shape.groups[g], plan->shape.block_tokens));
+    return block_max + 4096;
+}
+
 static void change_sizes(struct sim *sim)
 {
     struct sim_plan *plan = &sim->plan;
     if (plan->host_slot_bytes > 0) {
         const uint64_t bytes = (uint64_t)plan->host_slot_bytes * (50 + draw(sim, 120)) / 100;
-        plan->host_slot_bytes = (uint32_t)kvt_align_up(kvt_max_u64(bytes, 8192), 4096);
+        plan->host_slot_bytes = (uint32_t)kvt_align_up(kvt_max_u64(bytes, host_least(plan)), 4096);
     }
     plan->device_slots_min = kvt_max_u32(plan->device_slots_min * (60 + draw(sim, 90)) / 100, 3);
     plan->sequences_max = 2 + draw(sim, 14);

@@ -197,6 +197,7 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         kvt_latencies_done(&latencies);
         return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
     }
+    outputs->has_run = true;
     kvt_latencies_sort(&latencies);
 
     struct kvt_engine_counts checks = *kvt_engine_counts(engine);
@@ -275,6 +276,8 @@ int kvt_cmd_run(int argc, char **argv)
     char error[512] = "";
     const int parsed = kvt_run_options_parse(argc, argv, &options);
     if (parsed != KVT_EXIT_OK) return parsed;
+    const int named = kvt_outputs_check(COMMAND, &options);
+    if (named != KVT_EXIT_OK) return named;
 
     struct kvt_workload *workload;
     enum kvt_status status = kvt_workload_create(&options.workload, &workload, error, sizeof error);
@@ -308,7 +311,7 @@ int kvt_cmd_run(int argc, char **argv)
     } else {
         exit_status = refuse_open(&options, status, error);
     }
-    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    const int finished = kvt_outputs_finish(&outputs);
     if (exit_status == KVT_EXIT_OK) exit_status = finished;
     kvt_workload_destroy(&workload);
     return exit_status;

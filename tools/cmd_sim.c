@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
+#include "tools/output_file.h"
 #include "tools/sim/options.h"
 #include "tools/sim/plot.h"
 #include "tools/sim/report.h"
@@ -24,6 +25,7 @@ struct sim {
     struct kvt_count_result *results;
     enum kvt_status *statuses;
     uint32_t job_count;
+    struct kvt_output_file picture;
 };
 
 static uint64_t now_ns(void)
@@ -154,11 +156,25 @@ static int count(struct sim *sim)
         .seconds = (double)took_ns * 1e-9,
     };
     if (kvt_sim_print(&report, stdout) != KVT_OK) return kvt_failure(COMMAND, "the report: out of memory");
-    return options->plot ? kvt_sim_plot(&report, options->plot) : KVT_EXIT_OK;
+    return options->plot ? kvt_sim_plot(&report, options->plot, &sim->picture) : KVT_EXIT_OK;
+}
+
+/* The picture must be a file of its own, and one that can be written. KVT_EXIT_OK, or one line was printed. */
+static int open_picture(const struct kvt_sim_options *options, struct kvt_output_file *file)
+{
+    struct kvt_named_file files[KVT_SIM_TRACES_MAX + 1];
+    if (!options->plot) return KVT_EXIT_OK;
+    for (uint32_t i = 0; i < options->trace_count; i++)
+        files[i] = (struct kvt_named_file){ "--trace", options->traces[i], false };
+    files[options->trace_count] = (struct kvt_named_file){ "--plot", options->plot, true };
+    const int exit_status = kvt_output_files_check(COMMAND, files, options->trace_count + 1);
+    if (exit_status != KVT_EXIT_OK) return exit_status;
+    return kvt_output_file_open_option(file, COMMAND, "--plot", options->plot);
 }
 
 static void sim_done(struct sim *sim)
 {
+    kvt_output_file_abandon(&sim->picture);
     for (uint32_t i = 0; sim->traces && i < sim->trace_count; i++) kvt_accesses_done(&sim->traces[i].accesses);
     kvt_free(sim->traces);
     kvt_free(sim->jobs);
@@ -177,6 +193,7 @@ int kvt_cmd_sim(int argc, char **argv)
     struct sim sim = { .options = &options, .trace_count = kvt_max_u32(1, options.trace_count) };
     sim.traces = kvt_alloc(sim.trace_count, sizeof *sim.traces);
     int exit_status = sim.traces ? KVT_EXIT_OK : kvt_failure(COMMAND, "out of memory");
+    if (exit_status == KVT_EXIT_OK) exit_status = open_picture(&options, &sim.picture);
     for (uint32_t i = 0; exit_status == KVT_EXIT_OK && i < sim.trace_count; i++)
         exit_status = load(&options, i, &sim.traces[i]);
     if (exit_status == KVT_EXIT_OK) exit_status = count(&sim);

@@ -25,6 +25,7 @@ static struct outcome outcome;
 static char root[PATH_BYTES];      /* a directory of this test's own */
 static char store[PATH_BYTES];     /* root/kv, made by the program */
 static char nvme[PATH_BYTES + 16]; /* store with a size: the option's value */
+static char recorded[PATH_BYTES];  /* root/recorded.jsonl */
 
 static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
 
@@ -46,6 +47,7 @@ static int enter(void **state)
     if (!mkdtemp(root)) return -1;
     (void)snprintf(store, sizeof store, "%.240s/kv", root);
     (void)snprintf(nvme, sizeof nvme, "%s:64MiB", store);
+    (void)snprintf(recorded, sizeof recorded, "%.220s/recorded.jsonl", root);
     return 0;
 }
 
@@ -387,21 +389,44 @@ static uint64_t run_until_signal(const char *const *arguments, int signal_number
     return (uint64_t)((over.tv_sec - sent.tv_sec) * 1000000000 + over.tv_nsec - sent.tv_nsec);
 }
 
-/* Goal: either signal ends the run with its report, and the directory serves the next run. */
+static void put_precious(void)
+{
+    FILE *file = fopen(recorded, "w");
+    assert_non_null(file);
+    (void)fputs("precious", file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bool is_precious(void)
+{
+    char text[16];
+    FILE *file = fopen(recorded, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    (void)fclose(file);
+    return strcmp(text, "precious") == 0;
+}
+
+/*
+ * Goal: either signal ends the run with its report, the requests that were completed are recorded, and the directory
+ * serves the next run.
+ */
 static void a_signal_ends_the_run_with_its_report(void **state)
 {
     (void)state;
     static const int signals[] = { SIGINT, SIGTERM };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(signals); i++) {
-        const char *const arguments[] = { "run",   "--workload", "chat",   "--shape", SMALL_SHAPE,
-                                          "--hbm", "8MiB",       "--host", "8MiB",    "--nvme",
-                                          nvme,    "--step-ms",  "400",    "--json",  NULL };
+        const char *const arguments[] = { "run",      "--workload", "chat",      "--shape", SMALL_SHAPE, "--hbm",
+                                          "8MiB",     "--host",     "8MiB",      "--nvme",  nvme,        "--step-ms",
+                                          "400",      "--json",     "--record", recorded,  NULL };
+        put_precious();
         const uint64_t took_ns = run_until_signal(arguments, signals[i]);
         if (outcome.exit_status != 130) fail_msg("exit status %d: %s", outcome.exit_status, outcome.err);
         struct json_object *object = report();
         assert_true(json_object_get_boolean(field(object, "interrupted")));
         assert_int_equal(number(object, "verify", "mismatches"), 0);
         (void)json_object_put(object);
+        assert_false(is_precious());
         /* Ten times what is promised: a loaded machine is no failure, a run that goes on is. */
         assert_true(took_ns < UINT64_C(10000000000));
         RUN("--workload", "chat", "--requests", "4", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB",
@@ -410,6 +435,18 @@ static void a_signal_ends_the_run_with_its_report(void **state)
         assert_int_equal(leave(NULL), 0);
         assert_int_equal(mkdir(root, 0700), 0);
     }
+}
+
+/* Goal: a run that is killed has written nothing of its record, and what was there is there. */
+static void a_killed_run_leaves_what_was_there(void **state)
+{
+    (void)state;
+    const char *const arguments[] = { "run",  "--workload", "chat", "--shape",   SMALL_SHAPE, "--hbm",    "8MiB",   "--host",
+                                      "8MiB", "--nvme",     nvme,   "--step-ms", "400",       "--record", recorded, NULL };
+    put_precious();
+    (void)run_until_signal(arguments, SIGKILL);
+    assert_int_equal(outcome.exit_status, -1);
+    assert_true(is_precious());
 }
 
 int main(int argc, char **argv)
@@ -431,6 +468,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(bad_input_is_one_line_and_leaves_nothing_behind, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
         cmocka_unit_test_setup_teardown(a_signal_ends_the_run_with_its_report, enter, leave),
+        cmocka_unit_test_setup_teardown(a_killed_run_leaves_what_was_there, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

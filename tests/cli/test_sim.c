@@ -42,6 +42,14 @@ static void write_trace(const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
+static void write_file(const char *path, const char *text, const char *rest)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "%s%s", text, rest);
+    assert_int_equal(fclose(file), 0);
+}
+
 /* Runs a subcommand with these words; @ stands for the trace. */
 static void run_words(const char *command, const char *text)
 {
@@ -358,11 +366,22 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --hbm 8MiB --plot picture.jpg", "--plot" },
         { "--workload chat --hbm 8MiB --links /nonexistent.json", "/nonexistent.json" },
         { "--workload chat --hbm 8MiB --links @", "kvtier bench --calibrate" },
+        { "--workload chat --hbm 8MiB --links /", "/: cannot be read: Is a directory" },
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },
     };
     assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
+}
+
+static void assert_picture(const char *path, const char *wanted)
+{
+    char drawn[64];
+    FILE *file = fopen(path, "r");
+    if (!file) fail_msg("%s is not there", path);
+    drawn[fread(drawn, 1, sizeof drawn - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_string_equal(drawn, wanted);
 }
 
 /* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
@@ -387,7 +406,7 @@ static void a_picture_is_gnuplots(void **state)
 
     FILE *file = fopen(drawer, "w");
     assert_non_null(file);
-    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\necho picture\n", drawn);
     assert_int_equal(fclose(file), 0);
     assert_int_equal(chmod(drawer, 0700), 0);
     sim(line);
@@ -407,9 +426,64 @@ static void a_picture_is_gnuplots(void **state)
     script[fread(script, 1, sizeof script - 1, file)] = '\0';
     (void)fclose(file);
     assert_non_null(strstr(script, "set xrange [1:4]"));
+    (void)snprintf(line, sizeof line, "%s/a.svg", root);
+    assert_picture(line, "picture\n");
+    (void)unlink(line);
     (void)unlink(drawn);
     (void)unlink(drawer);
     (void)setenv("PATH", before, 1);
+}
+
+/*
+ * Goal: what gnuplot says is one line, and a picture that fails takes none away. What cannot be written refuses the
+ * command before it counts.
+ */
+static void a_picture_that_fails_is_one_line_and_leaves_what_was_there(void **state)
+{
+    (void)state;
+    static const char *const ways[] = { "--trace @ --policies lru --count flat --capacities 2",
+                                        "--trace @ --hbm 8MiB --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16" };
+    static const struct {
+        const char *script, *told;
+    } fails[] = { { "printf '\\ngnuplot> plot\\n         ^\\n         line 0: boom\\nmore\\n' >&2; exit 1",
+                    ": line 0: boom\n" },
+                  { "echo half a picture; exit 3", ": it said nothing\n" },
+                  { "cat > /dev/null; echo 'Warning: empty x range' >&2", ": Warning: empty x range\n" },
+                  { "kill -9 $$", ": it said nothing\n" } };
+    char drawer[PATH_BYTES + 16], picture[PATH_BYTES + 16], line[2 * PATH_BYTES + 128];
+    char before[4096], with_drawer[4096 + PATH_BYTES];
+    const char *path = getenv("PATH");
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    (void)snprintf(with_drawer, sizeof with_drawer, "%s:%s", root, before);
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(picture, sizeof picture, "%s/a.svg", root);
+    write_trace(THREE_REQUESTS);
+    for (size_t w = 0; w < KVT_ARRAY_COUNT(ways); w++) {
+        for (size_t i = 0; i < KVT_ARRAY_COUNT(fails); i++) {
+            write_file(drawer, "#!/bin/sh\n", fails[i].script);
+            write_file(picture, "precious", "");
+            assert_int_equal(chmod(drawer, 0700), 0);
+            assert_int_equal(setenv("PATH", with_drawer, 1), 0);
+            (void)snprintf(line, sizeof line, "%s --plot %s", ways[w], picture);
+            sim(line);
+            assert_int_equal(setenv("PATH", before, 1), 0);
+            assert_int_equal(outcome.exit_status, 1);
+            assert_int_equal(count_lines(outcome.err), 1);
+            assert_non_null(strstr(outcome.err, "a.svg: gnuplot failed"));
+            if (!strstr(outcome.err, fails[i].told)) fail_msg("%s", outcome.err);
+            assert_picture(picture, "precious");
+        }
+        assert_int_equal(setenv("PATH", with_drawer, 1), 0);
+        (void)snprintf(line, sizeof line, "%s --plot %s/none/a.svg", ways[w], root);
+        sim(line);
+        assert_int_equal(setenv("PATH", before, 1), 0);
+        assert_int_equal(outcome.exit_status, 2);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_non_null(strstr(outcome.err, "it cannot be written: No such file or directory"));
+    }
+    (void)unlink(picture);
+    (void)unlink(drawer);
 }
 
 /* Goal: of virtual time, reuse against capacity and the first point's time are drawn, two panels in one picture. */
@@ -424,7 +498,7 @@ static void a_picture_of_virtual_time_has_two_panels(void **state)
     (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
     FILE *file = fopen(drawer, "w");
     assert_non_null(file);
-    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\necho picture\n", drawn);
     assert_int_equal(fclose(file), 0);
     assert_int_equal(chmod(drawer, 0700), 0);
     (void)snprintf(
@@ -447,6 +521,28 @@ static void a_picture_of_virtual_time_has_two_panels(void **state)
     assert_non_null(strstr(script, "set title 'lru, hbm 3MiB'"));
     assert_non_null(strstr(script, "title 'device', '-' using 1:2 with lines title 'host'"));
     assert_non_null(strstr(script, "title 'stalled'"));
+    assert_null(strstr(script, "set xrange"));
+    (void)snprintf(line, sizeof line,
+                   "--workload chat --requests 2 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 8MiB --plot "
+                   "%s/a.svg",
+                   root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line); /* one point: an axis that has a width, and one of time that is free of it */
+    assert_int_equal(setenv("PATH", before, 1), 0);
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    double least = 0, most = 0;
+    const char *range = strstr(script, "set xrange [");
+    assert_non_null(range);
+    assert_int_equal(sscanf(range, "set xrange [%lf:%lf]\nset yrange [0:100]", &least, &most), 2);
+    assert_true(least > 0 && most > least);
+    assert_non_null(strstr(script, "set autoscale x\n"));
+    (void)snprintf(line, sizeof line, "%s/a.svg", root);
+    assert_picture(line, "picture\n");
+    (void)unlink(line);
     (void)unlink(drawn);
     (void)unlink(drawer);
 }
@@ -757,6 +853,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_of_virtual_time_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_that_fails_is_one_line_and_leaves_what_was_there, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_of_virtual_time_has_two_panels, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),

@@ -8,7 +8,7 @@
 
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
-#include "tools/sim/plot.h"
+#include "tools/sim/gnuplot.h"
 #include "tools/text.h"
 
 #define BLOCK_TOKENS_DEFAULT 16
@@ -369,7 +369,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case OPTION_CAPACITIES: return read_capacities(state, value, options);
     case OPTION_ADMISSION: return read_admissions(state, value, options);
     case OPTION_PLOT: {
-        const char *rule = kvt_sim_plot_check(value);
+        const char *rule = kvt_gnuplot_check(value);
         options->plot = value;
         return rule ? refuse(state, "--plot", value, rule) : 0;
     }

@@ -208,7 +208,7 @@ static struct kvt_schedule_options schedule_options(const struct kvt_timed_job *
 
 /* The schedule on an open runtime. */
 static int run_schedule(struct kvt_timed_job *job, struct reporter *reporter, struct kvt_model_clock *clock,
-                        const struct kvt_env *env, const struct kvt_outputs *outputs)
+                        const struct kvt_env *env, struct kvt_outputs *outputs)
 {
     const struct kvt_timed *timed = reporter->crew->timed;
     struct kvt_model_steps steps = { .clock = clock, .shape = &job->options.model.shape, .roofline = timed->roofline };
@@ -225,6 +225,7 @@ static int run_schedule(struct kvt_timed_job *job, struct reporter *reporter, st
                                                     &outcome->run);
     outcome->seconds = (double)(kvt_env_now_ns(&real) - begun_ns) * 1e-9;
     if (status != KVT_OK) return fail(job, KVT_EXIT_FAILED, "the schedule: %s", kvt_status_text(status));
+    outputs->has_run = true;
     outcome->elapsed_ns = clock->now_ns - start_ns;
     outcome->busy_ns = steps.busy_ns;
     kvt_stats(clock->runtime, &outcome->stats);
@@ -274,7 +275,7 @@ static int run_job(struct crew *crew, struct kvt_timed_job *job)
         else kvt_outputs_watch(&outputs, &outcome->line.watch);
     }
     if (exit_status == KVT_EXIT_OK) exit_status = run_on_model(job, &reporter, &outputs);
-    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    const int finished = kvt_outputs_finish(&outputs);
     return exit_status == KVT_EXIT_OK ? finished : exit_status;
 }
 
@@ -363,12 +364,15 @@ static void give_workloads(struct kvt_timed *timed)
 int kvt_sim_timed(int argc, char **argv)
 {
     struct kvt_timed timed;
+    struct kvt_output_file picture = { 0 };
     int exit_status = kvt_timed_parse(argc, argv, &timed);
     if (exit_status != KVT_EXIT_OK) return exit_status;
-    exit_status = take_workloads(&timed);
+    exit_status = kvt_output_file_open_option(&picture, COMMAND, "--plot", timed.plot);
+    if (exit_status == KVT_EXIT_OK) exit_status = take_workloads(&timed);
     if (exit_status == KVT_EXIT_OK) exit_status = run_all(&timed);
     if (exit_status == KVT_EXIT_OK) exit_status = kvt_timed_print(&timed);
-    if (exit_status == KVT_EXIT_OK && timed.plot) exit_status = kvt_timed_plot(&timed);
+    if (exit_status == KVT_EXIT_OK && timed.plot) exit_status = kvt_timed_plot(&timed, &picture);
+    kvt_output_file_abandon(&picture);
     for (uint32_t j = 0; j < timed.job_count; j++) {
         if (exit_status == KVT_EXIT_OK && timed.jobs[j].outcome.run.requests_failed > 0) exit_status = KVT_EXIT_FAILED;
     }

@@ -5,6 +5,7 @@
 #ifndef KVT_TOOLS_SIM_TIMED_BUILD_H
 #define KVT_TOOLS_SIM_TIMED_BUILD_H
 
+#include "tools/output_file.h"
 #include "tools/run/latencies.h"
 #include "tools/run/options.h"
 #include "tools/sim/model.h"
@@ -71,7 +72,7 @@ void kvt_timed_done(struct kvt_timed *timed);
 int kvt_timed_print(const struct kvt_timed *timed);
 uint64_t kvt_timed_stalled_ns(const struct kvt_timed_outcome *outcome);
 
-/* timed_plot.c. KVT_EXIT_OK, or one line was printed. */
-int kvt_timed_plot(const struct kvt_timed *timed);
+/* timed_plot.c. file: open, and not when this returns. KVT_EXIT_OK, or one line was printed. */
+int kvt_timed_plot(const struct kvt_timed *timed, struct kvt_output_file *file);
 
 #endif

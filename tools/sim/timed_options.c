@@ -13,8 +13,9 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/links.h"
+#include "tools/run/outputs.h"
+#include "tools/sim/gnuplot.h"
 #include "tools/sim/options.h"
-#include "tools/sim/plot.h"
 #include "tools/sim/timed.h"
 #include "tools/sim/timed_build.h"
 #include "tools/text.h"
@@ -130,7 +131,7 @@ static const char *read_links(char *value, struct parsing *parsing)
 static const char *read_plot(char *value, struct parsing *parsing)
 {
     parsing->timed->plot = value;
-    return kvt_sim_plot_check(value);
+    return kvt_gnuplot_check(value);
 }
 
 static const char *read_threads(char *value, struct parsing *parsing)
@@ -391,6 +392,16 @@ static int check_outputs(const struct kvt_timed *timed)
     return KVT_EXIT_OK;
 }
 
+/* What is written and what is read must be different files. */
+static int check_files(const struct kvt_timed *timed)
+{
+    struct kvt_named_file files[KVT_OUTPUTS_FILES + 2];
+    kvt_outputs_name_files(&timed->jobs[0].options, files);
+    files[KVT_OUTPUTS_FILES] = (struct kvt_named_file){ "--links", timed->links_path, false };
+    files[KVT_OUTPUTS_FILES + 1] = (struct kvt_named_file){ "--plot", timed->plot, true };
+    return kvt_output_files_check(COMMAND, files, KVT_OUTPUTS_FILES + 2);
+}
+
 int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
 {
     static const struct kvt_model_links defaults = { .to_host_latency_ns = 10000,
@@ -409,6 +420,7 @@ int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
     if (exit_status == KVT_EXIT_OK) exit_status = take_words(argc, argv, &parsing);
     if (exit_status == KVT_EXIT_OK) exit_status = make_jobs(&parsing, ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = check_outputs(ret_timed);
+    if (exit_status == KVT_EXIT_OK) exit_status = check_files(ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = use_links(ret_timed);
     if (exit_status == KVT_EXIT_OK && ret_timed->jobs[0].options.is_json) ret_timed->format = KVT_TIMED_JSON;
     if (exit_status != KVT_EXIT_OK) kvt_timed_done(ret_timed);

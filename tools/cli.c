@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -47,12 +46,6 @@ int kvt_failure(const char *command, const char *format, ...)
     print_line(command, format, arguments);
     va_end(arguments);
     return KVT_EXIT_FAILED;
-}
-
-void kvt_remove_output(const char *path)
-{
-    struct stat about;
-    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode)) (void)remove(path);
 }
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */

@@ -31,9 +31,6 @@ int kvt_refuse_value(const char *command, const char *option, const char *value,
 /* The same line, for what went wrong later. Returns KVT_EXIT_FAILED. */
 int kvt_failure(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Takes away a file that a command has written for nothing. A device, a pipe or a link was there before it, and stays. */
-void kvt_remove_output(const char *path);
-
 /*
  * argp_parse() with argp's own errors cut to one line and no way to leave but --help. The parser reports its errors
  * itself with the functions above and returns EINVAL; it handles ARGP_KEY_ARG with kvt_refuse_argument(). Returns

@@ -1,5 +1,6 @@
 /* bench: the parts' speeds, each beside its ceiling in the same run. */
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
@@ -148,6 +149,14 @@ static uint32_t part_of(const char *name)
     return 0;
 }
 
+/* What --dir names is where files will be made; whatever is asked for, it is judged before anything is measured. */
+static int check_directory(const char *directory)
+{
+    struct stat about;
+    if (!directory || (stat(directory, &about) == 0 && S_ISDIR(about.st_mode))) return KVT_EXIT_OK;
+    return kvt_refuse_value(command, "--dir", directory, "an existing directory");
+}
+
 static int run_part(struct bench_options *options, uint32_t part)
 {
     switch (part) {
@@ -218,5 +227,7 @@ int kvt_cmd_bench(int argc, char **argv)
         return kvt_usage_error(command, "the part is missing: core, codec, copy or store");
     if (part == 0) return kvt_refuse_value(command, "the part", options.part, "core, codec, copy or store");
     const int refusal = refuse_options_of_others(&options, part);
-    return refusal != KVT_EXIT_OK ? refusal : run_part(&options, part);
+    if (refusal != KVT_EXIT_OK) return refusal;
+    const int no_directory = check_directory(options.store.directory);
+    return no_directory != KVT_EXIT_OK ? no_directory : run_part(&options, part);
 }

@@ -11,6 +11,8 @@
 #include "tools/bench/calibrate.h"
 #include "tools/cli.h"
 #include "tools/models.h"
+#include "tools/nearest_rank.h"
+#include "tools/output_file.h"
 
 #define SHAPE_DEFAULT "layers=8,kv_heads=2,head_dim=64,dtype=bf16"
 #define BLOCK_TOKENS_DEFAULT 16
@@ -38,7 +40,7 @@ double kvt_calibrate_quantile(double *values, uint32_t count, double quantile)
 {
     if (count == 0) return 0;
     qsort(values, count, sizeof *values, compare);
-    return values[(uint32_t)((count - 1) * quantile)];
+    return values[kvt_nearest_rank(count, quantile)];
 }
 
 static void add(struct kvt_listing *listing, const char *what, double value, const char *unit)
@@ -109,6 +111,15 @@ static bool measure(struct kvt_calibration *calibration)
     return is_ok;
 }
 
+static bool write_links(const struct kvt_links *links, const char *path, struct kvt_output_file *file)
+{
+    FILE *stream = NULL;
+    int error = kvt_output_file_begin(file, &stream);
+    if (error == 0 && kvt_links_write(links, stream) != KVT_OK) error = errno ? errno : EIO;
+    if (error == 0) error = kvt_output_file_commit(file);
+    return error == 0 || kvt_calibrate_fail("%.200s cannot be written: %s", path, strerror(error));
+}
+
 int kvt_bench_calibrate(const struct kvt_bench_calibrate_options *options)
 {
     struct kvt_calibration calibration = { .directory = options->directory };
@@ -121,19 +132,12 @@ int kvt_bench_calibrate(const struct kvt_bench_calibrate_options *options)
     if (kvt_shape_check(&model.shape, error, sizeof error) != KVT_OK)
         return kvt_usage_error(command, "--shape: %s", error);
     calibration.shape = model.shape;
-    FILE *file = fopen(options->path, "w");
-    if (!file) {
-        return kvt_usage_error(command, "--calibrate is '%s': it cannot be written: %s", options->path,
-                               strerror(errno));
-    }
-    bool is_ok = measure(&calibration);
-    if (is_ok && kvt_links_write(&calibration.links, file) != KVT_OK)
-        is_ok = kvt_calibrate_fail("%s cannot be written", options->path);
-    if (fclose(file) != 0 && is_ok) is_ok = kvt_calibrate_fail("%s cannot be written", options->path);
-    if (!is_ok) {
-        kvt_remove_output(options->path);
-        return KVT_EXIT_FAILED;
-    }
+    struct kvt_output_file file;
+    const int refused = kvt_output_file_open_option(&file, command, "--calibrate", options->path);
+    if (refused != KVT_EXIT_OK) return refused;
+    const bool is_ok = measure(&calibration) && write_links(&calibration.links, options->path, &file);
+    kvt_output_file_abandon(&file);
+    if (!is_ok) return KVT_EXIT_FAILED;
     if (!options->is_json) print_table(&calibration.links);
     else if (kvt_links_write(&calibration.links, stdout) != KVT_OK) return KVT_EXIT_FAILED;
     return KVT_EXIT_OK;

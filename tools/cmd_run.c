@@ -79,9 +79,10 @@ static void on_progress(void *user, uint64_t requests_over, uint64_t tokens_comp
     kvt_progress_update(progress, requests_over, note);
 }
 
-static void on_refused(void *user, const char *line)
+static void on_refused(void *user, uint32_t request, const char *line)
 {
     (void)user;
+    (void)request;
     (void)kvt_failure(COMMAND, "%s", line);
 }
 
@@ -196,6 +197,7 @@ static int replay(const struct kvt_run_options *options, const struct kvt_worklo
         kvt_latencies_done(&latencies);
         return kvt_failure(COMMAND, "the schedule: %s", kvt_status_text(status));
     }
+    outputs->has_run = true;
     kvt_latencies_sort(&latencies);
 
     struct kvt_engine_counts checks = *kvt_engine_counts(engine);
@@ -274,6 +276,8 @@ int kvt_cmd_run(int argc, char **argv)
     char error[512] = "";
     const int parsed = kvt_run_options_parse(argc, argv, &options);
     if (parsed != KVT_EXIT_OK) return parsed;
+    const int named = kvt_outputs_check(COMMAND, &options);
+    if (named != KVT_EXIT_OK) return named;
 
     if (kvt_run_options_is_expect_idle(&options)) return kvt_usage_error(COMMAND, "%s", KVT_RUN_EXPECT_IDLE);
     if (options.device == KVT_DEVICE_CUDA && options.link_hbm_bytes_per_s > 0)
@@ -315,7 +319,7 @@ int kvt_cmd_run(int argc, char **argv)
     } else {
         exit_status = refuse_open(&options, status, error);
     }
-    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    const int finished = kvt_outputs_finish(&outputs);
     if (exit_status == KVT_EXIT_OK) exit_status = finished;
     kvt_workload_destroy(&workload);
     return exit_status;

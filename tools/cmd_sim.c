@@ -7,6 +7,7 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
+#include "tools/output_file.h"
 #include "tools/sim/options.h"
 #include "tools/sim/plot.h"
 #include "tools/sim/report.h"
@@ -24,6 +25,7 @@ struct sim {
     struct kvt_count_result *results;
     enum kvt_status *statuses;
     uint32_t job_count;
+    struct kvt_output_file picture;
 };
 
 static uint64_t now_ns(void)
@@ -34,16 +36,19 @@ static uint64_t now_ns(void)
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
-/* A file of blank lines: a trace without requests. */
-static bool is_blank_file(const char *path)
+static uint32_t warmup_of(const struct kvt_sim_options *options, uint32_t request_count)
 {
-    FILE *file = fopen(path, "r");
-    int c = ' ';
-    if (!file) return false;
-    while (c == ' ' || c == '\t' || c == '\r' || c == '\n') c = fgetc(file);
-    const bool is_blank = c == EOF && !ferror(file);
-    (void)fclose(file);
-    return is_blank;
+    if (options->warmup_percent_e2 == 0) return options->warmup_requests;
+    return (uint32_t)((uint64_t)request_count * options->warmup_percent_e2 / 10000);
+}
+
+/* Something must be left to count, of a trace that has something. KVT_EXIT_OK, or one line was printed. */
+static int check_warmup(const struct kvt_sim_options *options, const struct kvt_sim_trace *trace)
+{
+    const uint32_t requests = trace->accesses.request_count;
+    if (requests == 0 || warmup_of(options, requests) < requests || options->repeat > 1) return KVT_EXIT_OK;
+    return kvt_usage_error(COMMAND, "--warmup is '%.200s': fewer than the %u requests of %s, so that some are counted",
+                           options->warmup, requests, trace->name);
 }
 
 /* KVT_EXIT_OK, or one line was printed. */
@@ -54,10 +59,10 @@ static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_si
     char error[512] = "";
     const char *option = options->trace_count > 0 ? "--trace" : "--workload";
     const uint64_t begun_ns = now_ns();
-    enum kvt_status status = KVT_OK;
+    how.is_empty_allowed = true;
     how.trace = options->trace_count > 0 ? options->traces[i] : NULL;
     trace->name = how.trace ? how.trace : how.generator;
-    if (!how.trace || !is_blank_file(how.trace)) status = kvt_workload_create(&how, &workload, error, sizeof error);
+    enum kvt_status status = kvt_workload_create(&how, &workload, error, sizeof error);
     if (status != KVT_OK) return kvt_usage_error(COMMAND, "%s: %s", option, error[0] ? error : kvt_status_text(status));
 
     status = kvt_accesses_init(&trace->accesses, workload);
@@ -65,7 +70,8 @@ static int load(const struct kvt_sim_options *options, uint32_t i, struct kvt_si
     trace->load_seconds = (double)(now_ns() - begun_ns) * 1e-9;
     if (status == KVT_INVAL)
         return kvt_usage_error(COMMAND, "%s: %s: more than 2147483647 blocks", option, trace->name);
-    return status == KVT_OK ? KVT_EXIT_OK : kvt_failure(COMMAND, "%s: out of memory", trace->name);
+    if (status != KVT_OK) return kvt_failure(COMMAND, "%s: out of memory", trace->name);
+    return check_warmup(options, trace);
 }
 
 /* ---- The jobs ---------------------------------------------------------------------------------------------------- */
@@ -74,12 +80,6 @@ static uint32_t blocks_of(const struct kvt_sim_capacity *capacity, uint32_t tier
 {
     if (capacity->percent_e2 == 0) return capacity->blocks[tier];
     return kvt_max_u32(1, (uint32_t)((uint64_t)block_count * capacity->percent_e2 / 10000));
-}
-
-static uint32_t warmup_of(const struct kvt_sim_options *options, uint32_t request_count)
-{
-    if (options->warmup_percent_e2 == 0) return options->warmup_requests;
-    return (uint32_t)((uint64_t)request_count * options->warmup_percent_e2 / 10000);
 }
 
 static void add_job(struct sim *sim, uint32_t trace, uint32_t policy, uint32_t admission, uint32_t capacity)
@@ -111,7 +111,9 @@ static void add_jobs(struct sim *sim)
     const struct kvt_sim_options *options = sim->options;
     for (uint32_t t = 0; t < sim->trace_count; t++) {
         for (uint32_t p = 0; p < options->policy_count; p++) {
-            for (uint32_t a = 0; a < kvt_max_u32(1, options->admission_count); a++) {
+            /* The bound knows no admission. */
+            const uint32_t admissions = options->policies[p] ? kvt_max_u32(1, options->admission_count) : 1;
+            for (uint32_t a = 0; a < admissions; a++) {
                 for (uint32_t c = 0; c < options->capacity_count; c++) add_job(sim, t, p, a, c);
             }
         }
@@ -154,11 +156,25 @@ static int count(struct sim *sim)
         .seconds = (double)took_ns * 1e-9,
     };
     if (kvt_sim_print(&report, stdout) != KVT_OK) return kvt_failure(COMMAND, "the report: out of memory");
-    return options->plot ? kvt_sim_plot(&report, options->plot) : KVT_EXIT_OK;
+    return options->plot ? kvt_sim_plot(&report, options->plot, &sim->picture) : KVT_EXIT_OK;
+}
+
+/* The picture must be a file of its own, and one that can be written. KVT_EXIT_OK, or one line was printed. */
+static int open_picture(const struct kvt_sim_options *options, struct kvt_output_file *file)
+{
+    struct kvt_named_file files[KVT_SIM_TRACES_MAX + 1];
+    if (!options->plot) return KVT_EXIT_OK;
+    for (uint32_t i = 0; i < options->trace_count; i++)
+        files[i] = (struct kvt_named_file){ "--trace", options->traces[i], false };
+    files[options->trace_count] = (struct kvt_named_file){ "--plot", options->plot, true };
+    const int exit_status = kvt_output_files_check(COMMAND, files, options->trace_count + 1);
+    if (exit_status != KVT_EXIT_OK) return exit_status;
+    return kvt_output_file_open_option(file, COMMAND, "--plot", options->plot);
 }
 
 static void sim_done(struct sim *sim)
 {
+    kvt_output_file_abandon(&sim->picture);
     for (uint32_t i = 0; sim->traces && i < sim->trace_count; i++) kvt_accesses_done(&sim->traces[i].accesses);
     kvt_free(sim->traces);
     kvt_free(sim->jobs);
@@ -177,6 +193,7 @@ int kvt_cmd_sim(int argc, char **argv)
     struct sim sim = { .options = &options, .trace_count = kvt_max_u32(1, options.trace_count) };
     sim.traces = kvt_alloc(sim.trace_count, sizeof *sim.traces);
     int exit_status = sim.traces ? KVT_EXIT_OK : kvt_failure(COMMAND, "out of memory");
+    if (exit_status == KVT_EXIT_OK) exit_status = open_picture(&options, &sim.picture);
     for (uint32_t i = 0; exit_status == KVT_EXIT_OK && i < sim.trace_count; i++)
         exit_status = load(&options, i, &sim.traces[i]);
     if (exit_status == KVT_EXIT_OK) exit_status = count(&sim);

@@ -220,12 +220,13 @@ enum kvt_status kvt_links_read(const char *path, struct kvt_links *ret_links, ch
         return KVT_IO;
     }
     const size_t length = fread(text, 1, sizeof text - 1, file);
+    const int error = errno;
     const bool is_broken = ferror(file) != 0, is_long = !feof(file) && length == sizeof text - 1;
     (void)fclose(file);
     text[length] = '\0';
     if (is_broken || is_long) {
         (void)snprintf(ret_error, error_bytes, "%s: cannot be read: %s", path,
-                       is_broken ? "an error" : "it is longer than 64 KiB");
+                       is_broken ? strerror(error) : "it is longer than 64 KiB");
         return KVT_IO;
     }
     enum json_tokener_error parsed;

@@ -37,6 +37,24 @@ static int directory_remove(void **state)
     return rmdir(directory); /* the program has left nothing in it */
 }
 
+static void put_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    (void)fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void assert_file(const char *path, const char *wanted)
+{
+    char text[64];
+    FILE *file = fopen(path, "r");
+    if (!file) fail_msg("%s is gone", path);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_string_equal(text, wanted);
+}
+
 static void a_bad_option_is_one_line_and_exit_status_2(void **state)
 {
     (void)state;
@@ -79,16 +97,28 @@ static void a_bad_option_is_one_line_and_exit_status_2(void **state)
     }
 }
 
-static void a_directory_that_is_not_there_is_exit_status_1(void **state)
+/* Goal: a directory that is none is a wrong value, whatever it is for, and what --calibrate names is not touched. */
+static void a_directory_that_is_none_is_one_line_and_exit_status_2(void **state)
 {
     (void)state;
-    char path[80];
-    (void)snprintf(path, sizeof path, "%s/nothing", directory);
-    RUN("store", "--dir", path);
-    assert_int_equal(outcome.exit_status, 1);
-    assert_int_equal(count_lines(outcome.err), 1);
-    assert_non_null(strstr(outcome.err, "no directory can be made"));
-    assert_string_equal(outcome.out, "");
+    char nothing[96], file[96], line[192];
+    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
+    (void)snprintf(file, sizeof file, "%s/file", directory);
+    put_file(file, "precious");
+    const char *const values[] = { nothing, file };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(values); i++) {
+        (void)snprintf(line, sizeof line, "--dir is '%s': an existing directory", values[i]);
+        for (int is_store = 0; is_store < 2; is_store++) {
+            if (is_store) RUN("store", "--dir", values[i]);
+            else RUN("--calibrate", file, "--dir", values[i]);
+            assert_int_equal(outcome.exit_status, 2);
+            assert_int_equal(count_lines(outcome.err), 1);
+            assert_non_null(strstr(outcome.err, line));
+            assert_string_equal(outcome.out, "");
+        }
+    }
+    assert_file(file, "precious");
+    assert_int_equal(unlink(file), 0);
 }
 
 static struct json_object *member(struct json_object *object, const char *name)
@@ -212,30 +242,33 @@ static void a_calibration_is_what_the_simulator_reads(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
-/* Goal: a disk that cannot be measured fails the command, and no file is left. */
-static void a_calibration_without_its_disk_leaves_no_file(void **state)
+/* Goal: a disk that cannot be measured fails the command; what was there is there, and no file where there was none. */
+static void a_calibration_without_its_disk_leaves_what_was_there(void **state)
 {
     (void)state;
-    char path[96], nothing[96];
+    char path[96];
     (void)snprintf(path, sizeof path, "%s/links.json", directory);
-    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
-    RUN("--calibrate", path, "--dir", nothing);
+    RUN("--calibrate", path, "--dir", "/proc"); /* nobody can make a file there */
     assert_int_equal(outcome.exit_status, 1);
     assert_int_equal(count_lines(outcome.err), 1);
-    assert_non_null(strstr(outcome.err, nothing));
+    assert_non_null(strstr(outcome.err, "/proc"));
     assert_int_equal(access(path, F_OK), -1);
+    put_file(path, "precious");
+    RUN("--calibrate", path, "--dir", "/proc");
+    assert_int_equal(outcome.exit_status, 1);
+    assert_file(path, "precious");
+    assert_int_equal(unlink(path), 0);
 }
 
 /* Goal: what fails is not removed when it is no file of its own. /dev/null stands behind a link, which would go first. */
 static void a_calibration_that_fails_leaves_a_device_where_it_was(void **state)
 {
     (void)state;
-    char path[96], nothing[96];
+    char path[96];
     struct stat about;
     (void)snprintf(path, sizeof path, "%s/device", directory);
-    (void)snprintf(nothing, sizeof nothing, "%s/nothing", directory);
     assert_int_equal(symlink("/dev/null", path), 0);
-    RUN("--calibrate", path, "--dir", nothing);
+    RUN("--calibrate", path, "--dir", "/proc");
     assert_int_equal(outcome.exit_status, 1);
     assert_int_equal(lstat(path, &about), 0);
     assert_true(S_ISLNK(about.st_mode));
@@ -248,12 +281,12 @@ int main(int argc, char **argv)
     program = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_option_is_one_line_and_exit_status_2),
-        cmocka_unit_test(a_directory_that_is_not_there_is_exit_status_1),
+        cmocka_unit_test(a_directory_that_is_none_is_one_line_and_exit_status_2),
         cmocka_unit_test(a_small_run_of_each_part_measures_and_leaves_nothing),
         cmocka_unit_test(a_small_run_of_copy_measures_and_compares),
         cmocka_unit_test(the_table_names_what_the_probe_found),
         cmocka_unit_test(a_calibration_is_what_the_simulator_reads),
-        cmocka_unit_test(a_calibration_without_its_disk_leaves_no_file),
+        cmocka_unit_test(a_calibration_without_its_disk_leaves_what_was_there),
         cmocka_unit_test(a_calibration_that_fails_leaves_a_device_where_it_was),
     };
     return cmocka_run_group_tests(tests, directory_create, directory_remove);

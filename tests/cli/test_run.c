@@ -25,6 +25,7 @@ static struct outcome outcome;
 static char root[PATH_BYTES];      /* a directory of this test's own */
 static char store[PATH_BYTES];     /* root/kv, made by the program */
 static char nvme[PATH_BYTES + 16]; /* store with a size: the option's value */
+static char recorded[PATH_BYTES];  /* root/recorded.jsonl */
 
 static void run(const char *const *arguments) { assert_true(run_program(program, arguments, &outcome)); }
 
@@ -46,6 +47,7 @@ static int enter(void **state)
     if (!mkdtemp(root)) return -1;
     (void)snprintf(store, sizeof store, "%.240s/kv", root);
     (void)snprintf(nvme, sizeof nvme, "%s:64MiB", store);
+    (void)snprintf(recorded, sizeof recorded, "%.220s/recorded.jsonl", root);
     return 0;
 }
 
@@ -198,6 +200,55 @@ static void a_context_larger_than_the_device_is_streamed_when_asked(void **state
         SMALL_SHAPE "+layers=1,kv_heads=2,head_dim=32,dtype=fp16,window=200,sinks=4", "--hbm", "768KiB", "--host",
         "3MiB", "--nvme", nvme, "--stream", "--json");
     assert_streamed(768 * KVT_KIB);
+}
+
+/* Goal: a run that streamed all it had says nothing of slots that no sequence held; one that did not says it. */
+static void a_streamed_run_says_nothing_that_it_has_no_figure_for(void **state)
+{
+    (void)state;
+#define DOCUMENT "--workload", "longdoc", "--requests", "1", "--context-tokens", "3000", "--shape", SMALL_SHAPE, "--host", "16MiB"
+    RUN(DOCUMENT, "--hbm", "512KiB", "--stream");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "  streamed    1 requests"));
+    assert_null(strstr(outcome.out, "of the allocated device KV"));
+    assert_null(strstr(outcome.out, "sequences fit in this HBM"));
+    RUN(DOCUMENT, "--hbm", "512KiB", "--stream", "--json");
+    struct json_object *object = report(), *memory = field(object, "memory"), *baseline, *value;
+    assert_false(json_object_object_get_ex(memory, "used_over_allocated", &value));
+    assert_true(json_object_object_get_ex(memory, "contiguous_baseline", &baseline));
+    assert_false(json_object_object_get_ex(baseline, "sequences_paged", &value));
+    (void)json_object_put(object);
+
+    RUN(DOCUMENT, "--hbm", "16MiB", "--stream");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_non_null(strstr(outcome.out, "of the allocated device KV"));
+    assert_non_null(strstr(outcome.out, "sequences fit in this HBM"));
+    RUN(DOCUMENT, "--hbm", "16MiB", "--stream", "--json");
+    object = report();
+    assert_true(json_object_get_double(field(field(object, "memory"), "used_over_allocated")) > 0);
+    assert_true(json_object_get_uint64(field(field(field(object, "memory"), "contiguous_baseline"), "sequences_paged")) > 0);
+    (void)json_object_put(object);
+}
+
+/* Goal: turns that could not run because an earlier one had failed are told apart from those that failed themselves. */
+static void turns_that_failed_with_their_session_are_counted(void **state)
+{
+    (void)state;
+#define SESSIONS "--workload", "chat", "--requests", "16", "--context-tokens", "3000", "--shape", SMALL_SHAPE, "--hbm", "512KiB"
+    RUN(SESSIONS, "--json");
+    assert_int_equal(outcome.exit_status, 1);
+    struct json_object *object = report();
+    const uint64_t failed = number(object, "requests", "failed");
+    const uint64_t after = number(object, "requests", "failed_after_earlier_turn");
+    assert_true(after > 0);
+    assert_int_equal(count_lines(outcome.err), failed - after);
+    (void)json_object_put(object);
+    char line[128];
+    (void)snprintf(line, sizeof line, "  %u of them failed because an earlier turn of their session had failed\n",
+                   (unsigned)after);
+    RUN(SESSIONS);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_non_null(strstr(outcome.out, line));
 }
 
 /* Goal: sessions that outgrow the device go on streamed, and what fits runs as ever beside them. */
@@ -371,21 +422,44 @@ static uint64_t run_until_signal(const char *const *arguments, int signal_number
     return (uint64_t)((over.tv_sec - sent.tv_sec) * 1000000000 + over.tv_nsec - sent.tv_nsec);
 }
 
-/* Goal: either signal ends the run with its report, and the directory serves the next run. */
+static void put_precious(void)
+{
+    FILE *file = fopen(recorded, "w");
+    assert_non_null(file);
+    (void)fputs("precious", file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bool is_precious(void)
+{
+    char text[16];
+    FILE *file = fopen(recorded, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    (void)fclose(file);
+    return strcmp(text, "precious") == 0;
+}
+
+/*
+ * Goal: either signal ends the run with its report, the requests that were completed are recorded, and the directory
+ * serves the next run.
+ */
 static void a_signal_ends_the_run_with_its_report(void **state)
 {
     (void)state;
     static const int signals[] = { SIGINT, SIGTERM };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(signals); i++) {
-        const char *const arguments[] = { "run",   "--workload", "chat",   "--shape", SMALL_SHAPE,
-                                          "--hbm", "8MiB",       "--host", "8MiB",    "--nvme",
-                                          nvme,    "--step-ms",  "400",    "--json",  NULL };
+        const char *const arguments[] = { "run",      "--workload", "chat",      "--shape", SMALL_SHAPE, "--hbm",
+                                          "8MiB",     "--host",     "8MiB",      "--nvme",  nvme,        "--step-ms",
+                                          "400",      "--json",     "--record", recorded,  NULL };
+        put_precious();
         const uint64_t took_ns = run_until_signal(arguments, signals[i]);
         if (outcome.exit_status != 130) fail_msg("exit status %d: %s", outcome.exit_status, outcome.err);
         struct json_object *object = report();
         assert_true(json_object_get_boolean(field(object, "interrupted")));
         assert_int_equal(number(object, "verify", "mismatches"), 0);
         (void)json_object_put(object);
+        assert_false(is_precious());
         /* Ten times what is promised: a loaded machine is no failure, a run that goes on is. */
         assert_true(took_ns < UINT64_C(10000000000));
         RUN("--workload", "chat", "--requests", "4", "--shape", SMALL_SHAPE, "--hbm", "8MiB", "--host", "8MiB",
@@ -394,6 +468,18 @@ static void a_signal_ends_the_run_with_its_report(void **state)
         assert_int_equal(leave(NULL), 0);
         assert_int_equal(mkdir(root, 0700), 0);
     }
+}
+
+/* Goal: a run that is killed has written nothing of its record, and what was there is there. */
+static void a_killed_run_leaves_what_was_there(void **state)
+{
+    (void)state;
+    const char *const arguments[] = { "run",  "--workload", "chat", "--shape",   SMALL_SHAPE, "--hbm",    "8MiB",   "--host",
+                                      "8MiB", "--nvme",     nvme,   "--step-ms", "400",       "--record", recorded, NULL };
+    put_precious();
+    (void)run_until_signal(arguments, SIGKILL);
+    assert_int_equal(outcome.exit_status, -1);
+    assert_true(is_precious());
 }
 
 int main(int argc, char **argv)
@@ -406,6 +492,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_second_run_reuses_what_the_first_one_stored, enter, leave),
         cmocka_unit_test_setup_teardown(a_request_larger_than_the_device_is_refused_by_name, enter, leave),
         cmocka_unit_test_setup_teardown(a_context_larger_than_the_device_is_streamed_when_asked, enter, leave),
+        cmocka_unit_test_setup_teardown(a_streamed_run_says_nothing_that_it_has_no_figure_for, enter, leave),
+        cmocka_unit_test_setup_teardown(turns_that_failed_with_their_session_are_counted, enter, leave),
         cmocka_unit_test_setup_teardown(sessions_that_outgrow_the_device_go_on_streamed, enter, leave),
         cmocka_unit_test_setup_teardown(a_streamed_context_that_no_tier_has_room_for_is_said_to_be_too_large, enter, leave),
         cmocka_unit_test_setup_teardown(a_device_of_one_block_is_told_to_be_too_small_to_stream, enter, leave),
@@ -414,6 +502,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(an_option_without_effect_is_refused, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),
         cmocka_unit_test_setup_teardown(a_signal_ends_the_run_with_its_report, enter, leave),
+        cmocka_unit_test_setup_teardown(a_killed_run_leaves_what_was_there, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

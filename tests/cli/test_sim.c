@@ -42,6 +42,14 @@ static void write_trace(const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
+static void write_file(const char *path, const char *text, const char *rest)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    (void)fprintf(file, "%s%s", text, rest);
+    assert_int_equal(fclose(file), 0);
+}
+
 /* Runs a subcommand with these words; @ stands for the trace. */
 static void run_words(const char *command, const char *text)
 {
@@ -141,17 +149,26 @@ static void the_smallest_traces_and_capacities_work(void **state)
 {
     (void)state;
     static const char *const traces[] = {
-        "", "\n\n", "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"
+        "", "\n\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "\nTIMESTAMP,ContextTokens,GeneratedTokens\n\n",
+        "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n"
     };
+    enum { EMPTY = 4 };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(traces); i++) {
         write_trace(traces[i]);
         sim("--trace @ --capacities 1,100%,1073741822 --json");
         struct json_object *object = report();
-        assert_int_equal(number(result_at(object, 0), "accesses"), i < 2 ? 0 : 2);
+        assert_int_equal(number(result_at(object, 0), "accesses"), i < EMPTY ? 0 : 2);
         assert_int_equal(number(result_at(object, 0), "hits"), 0);
         (void)json_object_put(object);
         sim("--trace @ --count flat --capacities 1,2");
         assert_int_equal(outcome.exit_status, 0);
+        if (i >= EMPTY) continue;
+        sim("--trace @ --warmup 5 --capacities 1"); /* there was nothing to count anyway */
+        assert_int_equal(outcome.exit_status, 0);
+        sim("--trace @ --hbm 8MiB");
+        assert_int_equal(outcome.exit_status, 2);
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_non_null(strstr(outcome.err, "a trace has at least one"));
     }
 }
 
@@ -170,6 +187,62 @@ static void people_get_a_table_and_programs_csv(void **state)
     sim("--workload chat --requests 20 --policies lru --admission each --capacities 10%,20%");
     assert_int_equal(outcome.exit_status, 0);
     assert_non_null(strstr(outcome.out, "second-sight"));
+}
+
+/* Goal: what is counted is of the requests after the warm-up, writes and evictions as well as uses and hits. */
+static void a_warm_up_leaves_its_writes_uncounted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words;
+        int64_t accesses, hits, writes, evictions;
+    } cases[] = {
+        { "--count flat --warmup 0", 7, 3, 4, 2 },
+        { "--count flat --warmup 1", 5, 3, 2, 2 },           /* 1 2 | 1 2 3 | 1 3: 3 and the last 1 are written */
+        { "--count flat --warmup 1 --admission all", 5, 3, 2, 2 }, /* counted call by call */
+        { "--count flat --warmup 67%", 2, 1, 1, 1 },
+        { "--count flat --warmup 3 --repeat 2", 7, 4, 3, 3 }, /* 1 3 are there | 1 2 | 1 2 3 | 1 3: 2, 3 and the last 1 */
+        { "--count prefix --order head --warmup 1", 5, 2, 2, 2 },
+    };
+    write_trace(THREE_REQUESTS);
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(cases); i++) {
+        char line[128];
+        (void)snprintf(line, sizeof line, "--trace @ --policies lru --capacities 2 --json %s", cases[i].words);
+        sim(line);
+        struct json_object *object = report(), *result = result_at(object, 0);
+        assert_int_equal(number(result, "accesses"), cases[i].accesses);
+        assert_int_equal(number(result, "hits"), cases[i].hits);
+        assert_int_equal(number(result, "blocks_written"), cases[i].writes);
+        assert_int_equal(number(result, "evictions"), cases[i].evictions);
+        (void)json_object_put(object);
+    }
+}
+
+static uint32_t occurrences(const char *text_, const char *part)
+{
+    uint32_t n = 0;
+    for (const char *at = strstr(text_, part); at; at = strstr(at + 1, part)) n++;
+    return n;
+}
+
+/* Goal: each combination is counted once: the bound knows no admission, nor what it writes. */
+static void a_combination_is_counted_once(void **state)
+{
+    (void)state;
+    write_trace(THREE_REQUESTS);
+    sim("--trace @ --policies lru,belady,fifo --admission each --capacities 2,3 --csv");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(occurrences(outcome.out, ",lru,"), 8);
+    assert_int_equal(occurrences(outcome.out, ",fifo,"), 8);
+    assert_int_equal(occurrences(outcome.out, ",belady,all,"), 2);
+    assert_int_equal(occurrences(outcome.out, ",belady,all,2,7,4,0.571429,,,1,"), 1);
+    sim("--trace @ --policies belady,lru --admission all,second-sight,all --capacities 2,3");
+    assert_int_equal(outcome.exit_status, 0);
+    assert_int_equal(occurrences(outcome.out, "belady, all"), 1);
+    assert_int_equal(occurrences(outcome.out, "lru, all"), 1);
+    assert_int_equal(occurrences(outcome.out, "lru, second-sight"), 1);
+    assert_int_equal(occurrences(outcome.out, "lru     second-sight"), 2);
+    assert_int_equal(occurrences(outcome.out, "lru     all "), 2);
 }
 
 struct wrong {
@@ -220,6 +293,19 @@ static void a_wrong_value_gets_one_line_that_names_it(void **state)
         { "--workload chat --warmup 0%", "--warmup" },
         { "--workload chat --warmup 101%", "--warmup" },
         { "--workload chat --warmup 1,2", "--warmup" },
+        { "--trace @ --warmup 100%", "--warmup is '100%': fewer than the 3 requests" },
+        { "--trace @ --warmup 3", "--warmup is '3': fewer than the 3 requests" },
+        { "--trace @ --warmup 4", "--warmup is '4': fewer than the 3 requests" },
+        { "--workload chat --arrival trace", "--arrival is for virtual time: with --hbm, --host or --nvme" },
+        { "--workload chat --batch=3", "--batch is for virtual time" },
+        { "--workload chat --model llama-3-8b", "--model is for virtual time" },
+        { "--workload chat --context-tokens 500", "--context-tokens is for virtual time" },
+        { "--workload chat --verify off", "--verify is for virtual time" },
+        { "--workload chat --policy lru", "--policy is for virtual time" },
+        { "--workload chat --shape layers=1", "--shape is for virtual time" },
+        { "--workload chat --stream", "--stream is for kvtier run" },
+        { "--trace @ --record x", "--record is for kvtier run" },
+        { "--trace @ --metrics x", "--metrics is for kvtier run" },
         { "--workload chat --warmup 50% --policies lru,belady", "--warmup" },
         { "--workload chat --policies lru,", "--policies" },
         { "--workload chat --capacities 0", "--capacities" },
@@ -272,6 +358,11 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --hbm 8MiB --metrics x", "--metrics" },
         { "--workload chat --hbm 8MiB --record x", "--record" },
         { "--workload chat --hbm 8MiB --seed 1,-2", "--seed" },
+        { "--workload chat --hbm 8MiB --count flat", "--count is for counting: without --hbm, which asks for virtual time" },
+        { "--workload chat --capacities 5 --expect arrived", "--capacities is for counting: without --expect, " },
+        { "--workload chat --host=8MiB --warmup 5", "--warmup is for counting: without --host, " },
+        { "--workload chat --hbm 8MiB --order=tail", "--order is for counting" },
+        { "--workload chat --gpu h200 --repeat 2", "--repeat is for counting: without --gpu, " },
         { "--workload chat --hbm 8MiB --threads 0", "--threads" },
         { "--workload chat --hbm 8MiB --csv --json", "--json" },
         { "--workload chat --hbm 8MiB --plot picture.jpg", "--plot" },
@@ -286,11 +377,22 @@ static void a_wrong_value_of_virtual_time_gets_one_line_that_names_it(void **sta
         { "--workload chat --prefetch demand,off --expect all", "--expect needs --prefetch" },
         { "--workload longdoc --hbm 64MiB --think-ms 5", "--think-ms needs sessions" },
         { "--workload chat --hbm 8MiB --speed 2", "--speed is for --arrival trace only" },
+        { "--workload chat --hbm 8MiB --links /", "/: cannot be read: Is a directory" },
         { "--workload chat --hbm", "--hbm" },
         { "--hbm 8MiB", "--trace" },
         { "--trace /nonexistent.jsonl --hbm 8MiB", "/nonexistent.jsonl" },
     };
     assert_refused(wrong, KVT_ARRAY_COUNT(wrong));
+}
+
+static void assert_picture(const char *path, const char *wanted)
+{
+    char drawn[64];
+    FILE *file = fopen(path, "r");
+    if (!file) fail_msg("%s is not there", path);
+    drawn[fread(drawn, 1, sizeof drawn - 1, file)] = '\0';
+    (void)fclose(file);
+    assert_string_equal(drawn, wanted);
 }
 
 /* Goal: a picture is drawn by gnuplot, from the same figures; without it, one line says so and nothing is counted. */
@@ -315,7 +417,7 @@ static void a_picture_is_gnuplots(void **state)
 
     FILE *file = fopen(drawer, "w");
     assert_non_null(file);
-    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\necho picture\n", drawn);
     assert_int_equal(fclose(file), 0);
     assert_int_equal(chmod(drawer, 0700), 0);
     sim(line);
@@ -335,9 +437,64 @@ static void a_picture_is_gnuplots(void **state)
     script[fread(script, 1, sizeof script - 1, file)] = '\0';
     (void)fclose(file);
     assert_non_null(strstr(script, "set xrange [1:4]"));
+    (void)snprintf(line, sizeof line, "%s/a.svg", root);
+    assert_picture(line, "picture\n");
+    (void)unlink(line);
     (void)unlink(drawn);
     (void)unlink(drawer);
     (void)setenv("PATH", before, 1);
+}
+
+/*
+ * Goal: what gnuplot says is one line, and a picture that fails takes none away. What cannot be written refuses the
+ * command before it counts.
+ */
+static void a_picture_that_fails_is_one_line_and_leaves_what_was_there(void **state)
+{
+    (void)state;
+    static const char *const ways[] = { "--trace @ --policies lru --count flat --capacities 2",
+                                        "--trace @ --hbm 8MiB --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16" };
+    static const struct {
+        const char *script, *told;
+    } fails[] = { { "printf '\\ngnuplot> plot\\n         ^\\n         line 0: boom\\nmore\\n' >&2; exit 1",
+                    ": line 0: boom\n" },
+                  { "echo half a picture; exit 3", ": it said nothing\n" },
+                  { "cat > /dev/null; echo 'Warning: empty x range' >&2", ": Warning: empty x range\n" },
+                  { "kill -9 $$", ": it said nothing\n" } };
+    char drawer[PATH_BYTES + 16], picture[PATH_BYTES + 16], line[2 * PATH_BYTES + 128];
+    char before[4096], with_drawer[4096 + PATH_BYTES];
+    const char *path = getenv("PATH");
+    (void)snprintf(before, sizeof before, "%s", path ? path : "");
+    (void)snprintf(with_drawer, sizeof with_drawer, "%s:%s", root, before);
+    (void)snprintf(drawer, sizeof drawer, "%s/gnuplot", root);
+    (void)snprintf(picture, sizeof picture, "%s/a.svg", root);
+    write_trace(THREE_REQUESTS);
+    for (size_t w = 0; w < KVT_ARRAY_COUNT(ways); w++) {
+        for (size_t i = 0; i < KVT_ARRAY_COUNT(fails); i++) {
+            write_file(drawer, "#!/bin/sh\n", fails[i].script);
+            write_file(picture, "precious", "");
+            assert_int_equal(chmod(drawer, 0700), 0);
+            assert_int_equal(setenv("PATH", with_drawer, 1), 0);
+            (void)snprintf(line, sizeof line, "%s --plot %s", ways[w], picture);
+            sim(line);
+            assert_int_equal(setenv("PATH", before, 1), 0);
+            assert_int_equal(outcome.exit_status, 1);
+            assert_int_equal(count_lines(outcome.err), 1);
+            assert_non_null(strstr(outcome.err, "a.svg: gnuplot failed"));
+            if (!strstr(outcome.err, fails[i].told)) fail_msg("%s", outcome.err);
+            assert_picture(picture, "precious");
+        }
+        assert_int_equal(setenv("PATH", with_drawer, 1), 0);
+        (void)snprintf(line, sizeof line, "%s --plot %s/none/a.svg", ways[w], root);
+        sim(line);
+        assert_int_equal(setenv("PATH", before, 1), 0);
+        assert_int_equal(outcome.exit_status, 2);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        assert_non_null(strstr(outcome.err, "it cannot be written: No such file or directory"));
+    }
+    (void)unlink(picture);
+    (void)unlink(drawer);
 }
 
 /* Goal: of virtual time, reuse against capacity and the first point's time are drawn, two panels in one picture. */
@@ -352,7 +509,7 @@ static void a_picture_of_virtual_time_has_two_panels(void **state)
     (void)snprintf(drawn, sizeof drawn, "%s/drawn", root);
     FILE *file = fopen(drawer, "w");
     assert_non_null(file);
-    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\n", drawn);
+    (void)fprintf(file, "#!/bin/sh\nwhile IFS= read -r line; do echo \"$line\"; done > %s\necho picture\n", drawn);
     assert_int_equal(fclose(file), 0);
     assert_int_equal(chmod(drawer, 0700), 0);
     (void)snprintf(
@@ -375,6 +532,28 @@ static void a_picture_of_virtual_time_has_two_panels(void **state)
     assert_non_null(strstr(script, "set title 'lru, hbm 3MiB'"));
     assert_non_null(strstr(script, "title 'device', '-' using 1:2 with lines title 'host'"));
     assert_non_null(strstr(script, "title 'stalled'"));
+    assert_null(strstr(script, "set xrange"));
+    (void)snprintf(line, sizeof line,
+                   "--workload chat --requests 2 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm 8MiB --plot "
+                   "%s/a.svg",
+                   root);
+    assert_int_equal(setenv("PATH", root, 1), 0);
+    sim(line); /* one point: an axis that has a width, and one of time that is free of it */
+    assert_int_equal(setenv("PATH", before, 1), 0);
+    assert_int_equal(outcome.exit_status, 0);
+    file = fopen(drawn, "r");
+    assert_non_null(file);
+    script[fread(script, 1, sizeof script - 1, file)] = '\0';
+    (void)fclose(file);
+    double least = 0, most = 0;
+    const char *range = strstr(script, "set xrange [");
+    assert_non_null(range);
+    assert_int_equal(sscanf(range, "set xrange [%lf:%lf]\nset yrange [0:100]", &least, &most), 2);
+    assert_true(least > 0 && most > least);
+    assert_non_null(strstr(script, "set autoscale x\n"));
+    (void)snprintf(line, sizeof line, "%s/a.svg", root);
+    assert_picture(line, "picture\n");
+    (void)unlink(line);
     (void)unlink(drawn);
     (void)unlink(drawer);
 }
@@ -512,6 +691,48 @@ static void commas_make_a_grid_in_virtual_time(void **state)
     assert_non_null(strstr(outcome.out, "sieve, hbm 6MiB, seed 2"));
 }
 
+/*
+ * Goal: where requests fail there is no bound on what the others reuse; who fails is said once and not told what the sim
+ * does not have, and how many failed with their session is counted.
+ */
+static void what_fails_in_virtual_time_is_said_once_and_has_no_bound(void **state)
+{
+    (void)state;
+#define TOO_SMALL                                                                                                      \
+    "--workload chat --requests 16 --context-tokens 3000 --shape layers=2,kv_heads=1,head_dim=64,dtype=bf16 --hbm "    \
+    "512KiB,520KiB --policies lru,sieve --threads 2"
+    sim(TOO_SMALL " --json");
+    assert_int_equal(outcome.exit_status, 1);
+    assert_null(strstr(outcome.err, "--stream"));
+    struct json_object *object = json_tokener_parse(outcome.out), *tokens, *bound;
+    assert_non_null(object);
+    const int64_t failed = inner(result_at(object, 0), "requests", "failed");
+    const int64_t after = inner(result_at(object, 0), "requests", "failed_after_earlier_turn");
+    assert_true(after > 0);
+    assert_int_equal(count_lines(outcome.err), failed - after);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(inner(result_at(object, i), "requests", "failed"), failed);
+        assert_true(json_object_object_get_ex(result_at(object, i), "tokens", &tokens));
+        assert_true(json_object_object_get_ex(tokens, "reused_belady", &bound));
+        assert_null(bound);
+    }
+    (void)json_object_put(object);
+
+    char line[128];
+    (void)snprintf(line, sizeof line,
+                   "\n%d of 16 requests failed, %d of them because an earlier turn of their session had failed\n", (int)failed,
+                   (int)after);
+    sim(TOO_SMALL);
+    assert_int_equal(outcome.exit_status, 1);
+    assert_int_equal(occurrences(outcome.out, line), 1);
+    assert_int_equal(occurrences(outcome.out, "  -  "), 4);
+    sim(TOO_SMALL " --csv");
+    assert_int_equal(count_lines(outcome.out), 5);
+    const char *row = strchr(outcome.out, '\n') + 1;
+    for (uint32_t comma = 0; comma < 13; comma++) row = strchr(row, ',') + 1;
+    assert_int_equal(*row, ',');
+}
+
 /* Goal: each tier has the policy that is named for it, and the one of HBM where none is. */
 static void host_memory_may_have_a_policy_of_its_own(void **state)
 {
@@ -638,14 +859,18 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(capacities_are_blocks_shares_or_tiers, enter, leave),
         cmocka_unit_test_setup_teardown(the_smallest_traces_and_capacities_work, enter, leave),
         cmocka_unit_test_setup_teardown(people_get_a_table_and_programs_csv, enter, leave),
+        cmocka_unit_test_setup_teardown(a_warm_up_leaves_its_writes_uncounted, enter, leave),
+        cmocka_unit_test_setup_teardown(a_combination_is_counted_once, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_wrong_value_of_virtual_time_gets_one_line_that_names_it, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_is_gnuplots, enter, leave),
+        cmocka_unit_test_setup_teardown(a_picture_that_fails_is_one_line_and_leaves_what_was_there, enter, leave),
         cmocka_unit_test_setup_teardown(a_picture_of_virtual_time_has_two_panels, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_tiers_reuse_what_real_ones_do, enter, leave),
         cmocka_unit_test_setup_teardown(simulated_reuse_is_within_one_per_cent_where_timing_matters, enter, leave),
         cmocka_unit_test_setup_teardown(commas_make_a_grid_in_virtual_time, enter, leave),
         cmocka_unit_test_setup_teardown(session_prefetch_knows_what_look_ahead_is_not_told, enter, leave),
+        cmocka_unit_test_setup_teardown(what_fails_in_virtual_time_is_said_once_and_has_no_bound, enter, leave),
         cmocka_unit_test_setup_teardown(host_memory_may_have_a_policy_of_its_own, enter, leave),
         cmocka_unit_test_setup_teardown(virtual_time_repeats_itself_and_keeps_to_its_bound, enter, leave),
         cmocka_unit_test_setup_teardown(a_broken_line_of_a_trace_is_named, enter, leave),

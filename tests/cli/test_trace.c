@@ -1,4 +1,5 @@
 /* What run and sim write beside their reports: a trace of what happened, and a trace to be replayed. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,10 +40,13 @@ static int leave(void **state)
     return system(command) == 0 ? 0 : -1;
 }
 
-/* Runs a subcommand with these words; %S stands for the store, %E for the events, %R for the recorded trace. */
+/*
+ * Runs a subcommand with these words; %S stands for the store, %E for the events, %R for the recorded trace, %T for
+ * their directory.
+ */
 static void run_words(const char *command, const char *text)
 {
-    static char words[1024], nvme[PATH_BYTES + 32];
+    static char words[1024], nvme[PATH_BYTES + 32], within[WORDS_MAX][PATH_BYTES + 32];
     const char *arguments[WORDS_MAX + 2] = { command };
     uint32_t count = 1;
     char *rest = words;
@@ -54,6 +58,10 @@ static void run_words(const char *command, const char *text)
         if (strncmp(word, "%S", 2) == 0) {
             (void)snprintf(nvme, sizeof nvme, "%s%s", store, word + 2);
             chosen = nvme;
+        }
+        if (strncmp(word, "%T", 2) == 0) {
+            (void)snprintf(within[count], sizeof within[count], "%s%s", root, word + 2);
+            chosen = within[count];
         }
         arguments[count++] = chosen;
     }
@@ -320,13 +328,162 @@ static void two_files_of_one_name_are_refused(void **state)
     (void)state;
     static const char *const wrong[] = { "--workload chat --record %R --trace-out %R",
                                          "--workload chat --record %R --metrics %R",
-                                         "--workload chat --trace-out %R --metrics %R" };
+                                         "--workload chat --trace-out %R --metrics %R",
+                                         "--workload chat --trace-out %R --record %T/./recorded.jsonl",
+                                         "--workload chat --trace-out %R --record %T/soft",
+                                         "--workload chat --metrics %T/soft --record %T/./recorded.jsonl" };
+    char soft[PATH_BYTES + 16];
+    (void)snprintf(soft, sizeof soft, "%s/soft", root);
+    assert_int_equal(symlink("recorded.jsonl", soft), 0);
     for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
         run_words("run", wrong[i]);
         if (outcome.exit_status != 2) fail_msg("exit status %d for '%s'", outcome.exit_status, wrong[i]);
         assert_int_equal(count_lines(outcome.err), 1);
         assert_int_equal(access(recorded, F_OK), -1);
     }
+}
+
+static void put_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    (void)fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bool has_text(const char *path, const char *text)
+{
+    static char read[65536];
+    FILE *file = fopen(path, "r");
+    if (!file) fail_msg("%s is gone", path);
+    read[fread(read, 1, sizeof read - 1, file)] = '\0';
+    (void)fclose(file);
+    return strstr(read, text) != NULL;
+}
+
+static uint32_t count_entries(void)
+{
+    uint32_t count = 0;
+    DIR *directory = opendir(root);
+    assert_non_null(directory);
+    while (readdir(directory)) count++;
+    (void)closedir(directory);
+    return count - 2; /* itself and its parent */
+}
+
+/* Goal: a run that never was takes nothing away, whatever refuses it and when. */
+static void a_refused_command_leaves_what_was_there(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *command, *words;
+    } wrong[] = {
+        { "run", "--workload chat --requests 5 --record %R --trace-out %E --host 1KiB" },
+        { "run", "--workload chat --requests 5 --record %R --trace-out %E --hbm 4KiB --host 1MiB" },
+        { "run", "--workload chat --requests 5 --record %R --trace-out %T/none/a.json" },
+        { "run", "--workload chat --requests 5 --trace-out %E --record %T/none/a.jsonl" },
+        { "run", "--workload chat --requests 5 --record %R --trace-out %E --metrics %T/none/m" },
+        { "run", "--workload chat --requests 5 --record %R --trace-out %E --nvme %T/events.json:1GiB" },
+        { "sim", "--workload chat --requests 5 --trace-out %E --hbm 4KiB --host 1MiB" },
+        { "sim", "--trace %T/none --trace-out %E --hbm 8MiB" },
+    };
+    put_file(recorded, "precious");
+    put_file(events, "precious");
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
+        run_words(wrong[i].command, wrong[i].words);
+        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s'", outcome.exit_status, wrong[i].words);
+        assert_int_equal(count_lines(outcome.err), 1);
+        if (!has_text(recorded, "precious")) fail_msg("'%s' has changed the record", wrong[i].words);
+        if (!has_text(events, "precious")) fail_msg("'%s' has changed the trace", wrong[i].words);
+        if (count_entries() != 2) fail_msg("'%s' has left something", wrong[i].words);
+    }
+}
+
+/* Goal: what a link points at is written, be it there or not, and keeps its mode; nothing is left beside it. */
+static void a_link_is_written_through(void **state)
+{
+    (void)state;
+    struct stat about;
+    char target[PATH_BYTES + 16], metrics[PATH_BYTES + 16];
+    (void)snprintf(target, sizeof target, "%s/target", root);
+    (void)snprintf(metrics, sizeof metrics, "%s/metrics", root);
+    put_file(target, "before");
+    assert_int_equal(chmod(target, 0640), 0);
+    assert_int_equal(symlink("target", recorded), 0);
+    assert_int_equal(symlink("new", events), 0);
+    assert_int_equal(symlink("new-metrics", metrics), 0);
+    run_words("run", "--workload chat --requests 2 --record %R --trace-out %E --metrics %T/metrics" SHAPE);
+    assert_int_equal(outcome.exit_status, 0);
+    assert_string_equal(outcome.err, "");
+    const char *const links[] = { recorded, events, metrics };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(links); i++) {
+        assert_int_equal(lstat(links[i], &about), 0);
+        if (!S_ISLNK(about.st_mode)) fail_msg("%s is no link any more", links[i]);
+    }
+    assert_int_equal(stat(target, &about), 0);
+    assert_int_equal(about.st_mode & 0777, 0640);
+    assert_true(has_text(recorded, "output_hash_ids"));
+    assert_false(has_text(recorded, "before"));
+    assert_true(has_text(events, "traceEvents"));
+    assert_true(has_text(metrics, "# EOF"));
+    assert_int_equal(count_entries(), 6);
+}
+
+/* Goal: standard output by another name is not written over; a file of the same name as what it is sent to, neither. */
+static void what_goes_to_standard_output_follows_the_report(void **state)
+{
+    (void)state;
+    run_words("run", "--workload chat --requests 2 --record /dev/stdout" SHAPE);
+    assert_int_equal(outcome.exit_status, 0);
+    const char *report_text = strstr(outcome.out, "verified"), *record = strstr(outcome.out, "output_hash_ids");
+    assert_non_null(report_text);
+    assert_non_null(record);
+    assert_true(record > report_text);
+}
+
+/* Goal: what a command reads it does not write, by whatever name. */
+static void a_file_that_is_read_is_not_written(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *command, *words, *first, *second;
+    } wrong[] = {
+        { "run", "--trace %R --record %R", "--record", "--trace" },
+        { "run", "--trace %R --trace-out %T/./recorded.jsonl", "--trace-out", "--trace" },
+        { "run", "--trace %T/hard --record %R", "--record", "--trace" },
+        { "run", "--trace %T/soft --record %R", "--record", "--trace" },
+        { "run", "--trace %R --metrics %T/soft", "--metrics", "--trace" },
+        { "run", "--workload chat --nvme %S:1GiB --nvme-key-file %T/key --record %T/key", "--record",
+          "--nvme-key-file" },
+        { "sim", "--trace %R --hbm 8MiB --trace-out %R", "--trace-out", "--trace" },
+        { "sim", "--trace %R --hbm 8MiB --plot %T/hard.svg", "--plot", "--trace" },
+        { "sim", "--workload chat --links %T/key --hbm 8MiB --trace-out %T/key", "--trace-out", "--links" },
+        { "sim", "--trace %T/key --trace %R --plot %T/hard.svg", "--plot", "--trace" },
+    };
+    char path[PATH_BYTES + 16];
+    put_file(recorded, "{\"timestamp\":0,\"input_length\":1024,\"output_length\":5,\"hash_ids\":[1,2]}\n");
+    const char *const names[] = { "hard", "hard.svg" };
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(names); i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", root, names[i]);
+        assert_int_equal(link(recorded, path), 0);
+    }
+    (void)snprintf(path, sizeof path, "%s/soft", root);
+    assert_int_equal(symlink("recorded.jsonl", path), 0);
+    (void)snprintf(path, sizeof path, "%s/key", root);
+    put_file(path, "0123456789abcdef0123456789abcdef");
+    for (size_t i = 0; i < KVT_ARRAY_COUNT(wrong); i++) {
+        run_words(wrong[i].command, wrong[i].words);
+        if (outcome.exit_status != 2) fail_msg("exit status %d for '%s'", outcome.exit_status, wrong[i].words);
+        assert_string_equal(outcome.out, "");
+        assert_int_equal(count_lines(outcome.err), 1);
+        if (!strstr(outcome.err, wrong[i].first) || !strstr(outcome.err, wrong[i].second))
+            fail_msg("'%s' is refused by '%s'", wrong[i].words, outcome.err);
+        if (!has_text(recorded, "hash_ids\":[1,2]")) fail_msg("'%s' has changed it", wrong[i].words);
+        if (!has_text(path, "0123456789abcdef")) fail_msg("'%s' has changed the key", wrong[i].words);
+    }
+    assert_int_equal(count_entries(), 5);
+    run_words("run", "--trace %R --record %T/other" SHAPE); /* different files are fine */
+    assert_int_equal(outcome.exit_status, 0);
 }
 
 /* A context larger than the device, so that transfers of layers are in the trace too. */
@@ -363,6 +520,10 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_file_that_cannot_be_written_is_one_line, enter, leave),
         cmocka_unit_test_setup_teardown(a_device_is_not_replaced_by_a_file_and_not_removed, enter, leave),
         cmocka_unit_test_setup_teardown(two_files_of_one_name_are_refused, enter, leave),
+        cmocka_unit_test_setup_teardown(a_refused_command_leaves_what_was_there, enter, leave),
+        cmocka_unit_test_setup_teardown(a_link_is_written_through, enter, leave),
+        cmocka_unit_test_setup_teardown(what_goes_to_standard_output_follows_the_report, enter, leave),
+        cmocka_unit_test_setup_teardown(a_file_that_is_read_is_not_written, enter, leave),
         cmocka_unit_test_setup_teardown(a_streamed_run_is_traced, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

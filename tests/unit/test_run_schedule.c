@@ -48,12 +48,14 @@ struct world {
     struct fake_seen seen;
     uint32_t live;
     uint32_t refused;
+    uint32_t refused_request;
     char refused_line[LINE_MAX];
 };
 
-static void on_refused(void *user, const char *line)
+static void on_refused(void *user, uint32_t request, const char *line)
 {
     struct world *world = user;
+    world->refused_request = request;
     world->refused++;
     (void)snprintf(world->refused_line, sizeof world->refused_line, "%s", line);
 }
@@ -301,6 +303,27 @@ static void a_request_larger_than_the_device_fails_alone(void **state)
     (void)snprintf(name, sizeof name, "request %u: ", index);
     if (longer == 1) assert_memory_equal(world.refused_line, name, strlen(name));
     assert_non_null(strstr(world.refused_line, "more than the device holds"));
+    assert_int_equal(world.result.requests_failed_after, 0);
+    (void)snprintf(name, sizeof name, "request %u: ", world.refused_request);
+    assert_memory_equal(world.refused_line, name, strlen(name));
+    world_done(&world);
+}
+
+/* Goal: turns that follow a failed one fail with it, are counted as such, and only the first of them is said. */
+static void turns_after_a_failed_one_are_counted_as_such(void **state)
+{
+    (void)state;
+    struct world world = world_of("chat", 40);
+    world.knobs.slots = 24;
+    world_run(&world);
+    assert_int_equal(world.result.outcome, KVT_OUTCOME_DONE);
+    assert_true(world.result.requests_failed_after > 0);
+    assert_true(world.refused > 0);
+    assert_int_equal(world.result.requests_failed, world.refused + world.result.requests_failed_after);
+    assert_int_equal(world.result.requests_completed + world.result.requests_failed, 40);
+    const struct kvt_request *refused = &world.workload->requests[world.refused_request];
+    assert_true((refused->prompt_tokens + refused->output_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS > 24);
+    assert_non_null(strstr(world.refused_line, "it takes a larger --hbm, or --stream"));
     world_done(&world);
 }
 
@@ -550,6 +573,7 @@ int main(void)
         cmocka_unit_test(waiting_for_arrivals_is_no_stall),
         cmocka_unit_test(lost_tokens_are_computed_again),
         cmocka_unit_test(a_request_larger_than_the_device_fails_alone),
+        cmocka_unit_test(turns_after_a_failed_one_are_counted_as_such),
         cmocka_unit_test(one_wrong_byte_is_a_mismatch_with_its_place),
         cmocka_unit_test(a_sequence_is_checked_whole_at_its_end),
         cmocka_unit_test(what_was_parked_is_checked_when_it_is_back),

@@ -16,6 +16,7 @@
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "tools/nearest_rank.h"
 
 #define FILE_NAME "raw-file"
 
@@ -48,8 +49,7 @@ double kvt_store_bench_quantile(double *values, uint32_t count, double quantile)
 {
     if (count == 0) return 0;
     qsort(values, count, sizeof values[0], compare_doubles);
-    const uint32_t at = (uint32_t)((double)count * quantile);
-    return values[kvt_min_u32(at, count - 1)];
+    return values[kvt_nearest_rank(count, quantile)];
 }
 
 double kvt_store_bench_median(double *values, uint32_t count) { return kvt_store_bench_quantile(values, count, 0.5); }

@@ -6,7 +6,13 @@
 #include "runtime/base/mem.h"
 #include "tools/run/schedule_build.h"
 
-static const char larger_rule[] = "more than the device holds, it takes a larger --hbm, or --stream";
+const char *kvt_schedule_larger_rule(const struct kvt_schedule *s)
+{
+    /* A model streams nothing, and who streams already needs no such advice. */
+    const bool is_streaming_advised = !s->options->calls && !s->options->on_larger;
+    return is_streaming_advised ? "more than the device holds, it takes a larger --hbm, or --stream"
+                                : "more than the device holds, it takes a larger --hbm";
+}
 
 /* ---- Room: an estimate that spares hopeless attempts; the runtime decides ---------------------------------------- */
 
@@ -70,10 +76,11 @@ bool kvt_schedule_refuse(struct kvt_schedule *s, struct kvt_conversation *c, uin
     if (s->options->on_refused) {
         char line[160];
         (void)snprintf(line, sizeof line, "request %" PRIu32 ": %" PRIu64 " tokens: %s", c->request, tokens, rule);
-        s->options->on_refused(s->options->user, line);
+        s->options->on_refused(s->options->user, c->request, line);
     }
     for (uint32_t request = c->request; request != KVT_NO_REQUEST; request = s->conversations.next_turn[request]) {
         s->result->requests_failed++;
+        s->result->requests_failed_after += request != c->request;
     }
     if (c->seq != 0) {
         const enum kvt_status status = kvt_seq_finish(s->runtime, c->seq, true);
@@ -306,7 +313,7 @@ static bool admit_parked(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_list_remove(&s->parked, c);
-            if (!kvt_schedule_refuse(s, c, c->known, larger_rule)) return false;
+            if (!kvt_schedule_refuse(s, c, c->known, kvt_schedule_larger_rule(s))) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }
@@ -340,7 +347,7 @@ bool kvt_schedule_admit(struct kvt_schedule *s)
         case TAKEN_LATER: return true;
         case TAKEN_NEVER:
             kvt_schedule_queue_pop(s);
-            if (!kvt_schedule_refuse(s, c, tokens, larger_rule)) return false;
+            if (!kvt_schedule_refuse(s, c, tokens, kvt_schedule_larger_rule(s))) return false;
             break;
         case TAKEN_RUN_ENDS: return false;
         }

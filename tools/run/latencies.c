@@ -7,6 +7,7 @@
 #include "runtime/base/assert.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/mem.h"
+#include "tools/nearest_rank.h"
 
 static void on_turn(void *user, const struct kvt_turn *turn)
 {
@@ -48,7 +49,7 @@ void kvt_latencies_sort(struct kvt_latencies *latencies)
 
 static double quantile_ms(const uint64_t *sorted, uint32_t count, double quantile)
 {
-    return count > 0 ? (double)sorted[(uint32_t)((count - 1) * quantile)] * 1e-6 : 0;
+    return count > 0 ? (double)sorted[kvt_nearest_rank(count, quantile)] * 1e-6 : 0;
 }
 
 double kvt_latencies_first_ms(const struct kvt_latencies *latencies, double quantile)

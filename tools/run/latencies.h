@@ -24,7 +24,7 @@ void kvt_latencies_done(struct kvt_latencies *latencies);
 /* After the run, before anything is asked. */
 void kvt_latencies_sort(struct kvt_latencies *latencies);
 
-/* Milliseconds of a quantile; 0 without any. */
+/* Milliseconds of a quantile, by nearest rank (nearest_rank.h); 0 without any. */
 double kvt_latencies_first_ms(const struct kvt_latencies *latencies, double quantile);
 double kvt_latencies_token_ms(const struct kvt_latencies *latencies, double quantile);
 

@@ -1,13 +1,13 @@
 #include "tools/run/metrics_file.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "runtime/base/mem.h"
+#include "tools/output_file.h"
 
 #define TEXT_BYTES (128u * 1024u)
 
@@ -18,7 +18,6 @@ struct kvt_metrics_file {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool is_ending; /* under lock */
-    char temporary[PATH_MAX];
     char text[TEXT_BYTES];
 };
 
@@ -27,12 +26,17 @@ static int write_once(struct kvt_metrics_file *file)
 {
     const size_t length = kvt_metrics_text(file->runtime, file->text, sizeof file->text);
     if (length >= sizeof file->text) return EFBIG;
-    FILE *stream = fopen(file->temporary, "we");
-    if (!stream) return errno;
-    int error = fwrite(file->text, 1, length, stream) == length ? 0 : errno;
-    if (fclose(stream) != 0 && error == 0) error = errno;
-    if (error == 0 && rename(file->temporary, file->path) != 0) error = errno;
-    if (error != 0) (void)remove(file->temporary);
+    struct kvt_output_file output;
+    FILE *stream = NULL;
+    int error = kvt_output_file_open(&output, file->path);
+    /* Who reads must find it whole at any time. */
+    if (error == 0 && output.is_direct) error = EACCES;
+    if (error == 0) error = kvt_output_file_begin(&output, &stream);
+    if (error == 0) {
+        (void)fwrite(file->text, 1, length, stream);
+        error = kvt_output_file_commit(&output);
+    }
+    kvt_output_file_abandon(&output);
     return error;
 }
 
@@ -60,13 +64,11 @@ int kvt_metrics_file_start(struct kvt_runtime *runtime, const char *path, struct
     if (!file) return ENOMEM;
     file->runtime = runtime;
     file->path = path;
-    const int length = snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path);
     /* Renaming would put a file in the place of a device or a pipe. */
     struct stat about;
     const bool is_taken = stat(path, &about) == 0 && !S_ISREG(about.st_mode);
     int error = 0;
-    if (length < 0 || length >= (int)sizeof file->temporary) error = ENAMETOOLONG;
-    else if (is_taken) error = S_ISDIR(about.st_mode) ? EISDIR : ENOTSUP;
+    if (is_taken) error = S_ISDIR(about.st_mode) ? EISDIR : ENOTSUP;
     else error = write_once(file);
     if (error == 0) {
         (void)pthread_mutex_init(&file->lock, NULL);

@@ -1,7 +1,7 @@
 /*
  * metrics_file: the running process's metrics in a file, for `kvtier top` and for collectors that read files.
  *
- * Written once a second by a thread of its own, each time as a whole: to FILE.tmp, then renamed.
+ * Written once a second by a thread of its own, each time as a whole: to another file of its directory, then renamed.
  */
 #ifndef KVT_TOOLS_RUN_METRICS_FILE_H
 #define KVT_TOOLS_RUN_METRICS_FILE_H

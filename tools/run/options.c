@@ -221,6 +221,7 @@ static error_t read_key(const struct argp_state *state, const char *value, struc
     const char *rule = kvt_read_key_file(value, options->nvme_key);
     if (rule) return refuse(state, "--nvme-key-file", value, rule);
     options->has_nvme_key = true;
+    options->nvme_key_path = value;
     return 0;
 }
 

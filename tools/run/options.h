@@ -26,6 +26,7 @@ struct kvt_run_options {
     uint64_t nvme_bytes;
     uint8_t nvme_key[32];
     bool has_nvme_key;
+    const char *nvme_key_path;   /* NULL: none */
     uint64_t nvme_bytes_per_day; /* 0: no limit */
     enum kvt_device_kind device;
     const char *policy;      /* eviction; NULL: the default */

@@ -107,6 +107,7 @@ static void put_work(struct json_object *root, const struct kvt_report *report)
     put(requests, "total", run->requests);
     put(requests, "completed", run->requests_completed);
     put(requests, "failed", run->requests_failed);
+    put(requests, "failed_after_earlier_turn", run->requests_failed_after);
 
     struct json_object *tokens = put_object(root, "tokens");
     put(tokens, "prompt", run->tokens_prompt);
@@ -209,11 +210,11 @@ static void put_memory(struct json_object *root, const struct kvt_report *report
 {
     const struct kvt_report_memory memory = kvt_report_memory(report);
     struct json_object *object = put_object(root, "memory");
-    put_double(object, "used_over_allocated", memory.used_over_allocated);
+    if (report->run->used_ratio_count > 0) put_double(object, "used_over_allocated", memory.used_over_allocated);
     put(object, "working_set_bytes", memory.working_set_bytes);
     put_double(object, "working_set_over_hbm_and_host", kvt_report_ratio(memory.working_set_bytes, memory.fast_bytes));
     struct json_object *baseline = put_object(object, "contiguous_baseline");
-    put(baseline, "sequences_paged", memory.sequences_paged);
+    if (report->run->paged_count > 0) put(baseline, "sequences_paged", memory.sequences_paged);
     put(baseline, "sequences_contiguous", memory.sequences_contiguous);
     put(baseline, "max_length_tokens", memory.max_length_tokens);
     put(object, "bookkeeping_bytes", report->stats.bookkeeping_bytes);
@@ -332,8 +333,11 @@ static void print_sizes(const struct kvt_report *report, FILE *stream)
     (void)fprintf(stream, "  working set %s of KV, %.1f times HBM and host together\n",
                   kvt_format_bytes(memory.working_set_bytes).text,
                   kvt_report_ratio(memory.working_set_bytes, memory.fast_bytes));
-    (void)fprintf(stream, "  memory      %.1f %% of the allocated device KV is in use\n",
-                  100 * memory.used_over_allocated);
+    if (report->run->used_ratio_count > 0) {
+        (void)fprintf(stream, "  memory      %.1f %% of the allocated device KV is in use\n",
+                      100 * memory.used_over_allocated);
+    }
+    if (report->run->paged_count == 0) return;
     (void)fprintf(stream,
                   "  at once     %s sequences fit in this HBM paged; %s would with %s tokens preallocated for each\n",
                   kvt_format_count(memory.sequences_paged).text, kvt_format_count(memory.sequences_contiguous).text,
@@ -366,6 +370,10 @@ void kvt_report_print_table(const struct kvt_report *report, FILE *stream)
     (void)fprintf(stream, "  requests    %s of %s completed, %s failed\n",
                   kvt_format_count(run->requests_completed).text, kvt_format_count(run->requests).text,
                   kvt_format_count(run->requests_failed).text);
+    if (run->requests_failed_after > 0) {
+        (void)fprintf(stream, "              %s of them failed because an earlier turn of their session had failed\n",
+                      kvt_format_count(run->requests_failed_after).text);
+    }
     (void)fprintf(stream, "  tokens      %s prompt, of them %s reused; %s recomputed, %s generated\n",
                   kvt_format_count(run->tokens_prompt).text, kvt_format_count(run->tokens_reused).text,
                   kvt_format_count(run->tokens_recomputed).text, kvt_format_count(run->tokens_generated).text);

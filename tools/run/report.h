@@ -35,12 +35,12 @@ struct kvt_report {
 
 /* What a run did to memory, beside what contiguous preallocation would have done with the same HBM. */
 struct kvt_report_memory {
-    double used_over_allocated;    /* mean over the run's samples; 0 without any */
+    double used_over_allocated;    /* mean over the run's samples; 0 without any, and then it is not shown */
     uint64_t working_set_bytes;    /* raw KV of every token that was computed, once */
     uint64_t fast_bytes;           /* capacity of HBM and host together */
     uint64_t max_length_tokens;    /* longest context of the workload */
     uint64_t sequences_contiguous; /* that fit at once when each reserves that much in every layer */
-    /* that fit at once at what sequences claimed when their turns ended, nothing shared */
+    /* that fit at once at what sequences claimed when their turns ended, nothing shared; not shown when all were streamed */
     uint64_t sequences_paged;
 };
 struct kvt_report_memory kvt_report_memory(const struct kvt_report *report);

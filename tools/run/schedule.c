@@ -202,9 +202,7 @@ static enum reserved refuse_running(struct kvt_schedule *s, struct kvt_conversat
 {
     unplan(s, c);
     kvt_list_remove(&s->running, c);
-    return kvt_schedule_refuse(s, c, tokens, "more than the device holds, it takes a larger --hbm, or --stream")
-        ? RESERVED_REPLAN
-        : RESERVED_RUN_ENDS;
+    return kvt_schedule_refuse(s, c, tokens, kvt_schedule_larger_rule(s)) ? RESERVED_REPLAN : RESERVED_RUN_ENDS;
 }
 
 /* Asks for the slots that the plan's sequences still lack. */

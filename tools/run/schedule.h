@@ -82,7 +82,8 @@ struct kvt_schedule_options {
     uint64_t stuck_ns;   /* 0: 60 s */
     const atomic_bool *is_interrupted; /* shared: set by a signal handler; NULL: never */
     void (*on_progress)(void *user, uint64_t requests_over, uint64_t tokens_computed); /* NULL: none */
-    void (*on_refused)(void *user, const char *line); /* one line about a request that failed; NULL: none */
+    /* one line about a request that failed, not about the later turns of its session; NULL: none */
+    void (*on_refused)(void *user, uint32_t request, const char *line);
     /*
      * Runs the whole turn of a request that is larger than the device, with nothing else in the batch (stream.h). False:
      * the run ends. NULL: such requests are refused.
@@ -110,6 +111,7 @@ struct kvt_schedule_result {
     bool is_engine_busy; /* the last step has not ended: neither engine nor runtime can be closed */
 
     uint64_t requests, requests_completed, requests_failed;
+    uint64_t requests_failed_after; /* of the failed: because an earlier turn of their session had failed */
     uint64_t tokens_prompt;     /* of requests that were begun */
     uint64_t tokens_reused;     /* prompt tokens that their request never computed */
     uint64_t tokens_recomputed; /* computed again after their sequence had held them */

@@ -75,6 +75,9 @@ bool kvt_schedule_lose(struct kvt_schedule *s, struct kvt_conversation *c, uint6
 /* The sequence has computed n more tokens. False: the run ends. */
 bool kvt_schedule_advance_one(struct kvt_schedule *s, struct kvt_conversation *c, uint64_t n, uint64_t now_ns);
 
+/* What a request that is larger than the device is told. */
+const char *kvt_schedule_larger_rule(const struct kvt_schedule *s);
+
 /* Ends the run with an error: the call's name and its status. Always false, for `return`. */
 bool kvt_schedule_fail(struct kvt_schedule *s, const char *call, enum kvt_status status);
 

@@ -34,7 +34,7 @@ struct events {
 };
 
 struct kvt_trace_out {
-    FILE *file;
+    FILE *file; /* while it is written */
     uint64_t start_ns;
     struct kvt_schedule_watch watch;
     struct events steps, stalls, samples, turns;
@@ -111,16 +111,10 @@ static void on_turn(void *user, const struct kvt_turn *turn)
     else out->is_short = true;
 }
 
-enum kvt_status kvt_trace_out_open(const char *path, uint64_t start_ns, struct kvt_trace_out **ret_out, int *ret_errno)
+enum kvt_status kvt_trace_out_create(uint64_t start_ns, struct kvt_trace_out **ret_out)
 {
     struct kvt_trace_out *out = kvt_alloc(1, sizeof *out);
     if (!out) return KVT_NOMEM;
-    out->file = fopen(path, "w");
-    if (!out->file) {
-        *ret_errno = errno;
-        kvt_free(out);
-        return KVT_IO;
-    }
     out->start_ns = start_ns;
     out->watch = (struct kvt_schedule_watch){
         .on_step = on_step, .on_stall = on_stall, .on_sample = on_sample, .on_turn = on_turn, .user = out
@@ -333,11 +327,9 @@ static void write_samples(struct kvt_trace_out *out)
     }
 }
 
-enum kvt_status kvt_trace_out_close(struct kvt_trace_out **out_pointer, int *ret_errno)
+enum kvt_status kvt_trace_out_write(struct kvt_trace_out *out, FILE *stream)
 {
-    struct kvt_trace_out *out = *out_pointer;
-    if (!out) return KVT_OK;
-    *out_pointer = NULL;
+    out->file = stream;
     errno = 0;
     (void)fprintf(out->file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     write_engine(out);
@@ -345,15 +337,16 @@ enum kvt_status kvt_trace_out_close(struct kvt_trace_out **out_pointer, int *ret
     write_sequences(out);
     write_samples(out);
     (void)fprintf(out->file, "\n]}\n");
-    enum kvt_status status = out->is_short || out->is_transfers_short ? KVT_NOMEM : out->status;
-    if (ferror(out->file)) status = KVT_IO;
-    *ret_errno = errno;
-    if (fclose(out->file) != 0) {
-        *ret_errno = errno;
-        status = KVT_IO;
-    }
+    if (fflush(out->file) != 0 || ferror(out->file)) return KVT_IO;
+    return out->is_short || out->is_transfers_short ? KVT_NOMEM : out->status;
+}
+
+void kvt_trace_out_destroy(struct kvt_trace_out **out_pointer)
+{
+    struct kvt_trace_out *out = *out_pointer;
+    if (!out) return;
+    *out_pointer = NULL;
     struct events *const all[] = { &out->steps, &out->stalls, &out->samples, &out->turns, &out->transfers };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(all); i++) kvt_free(all[i]->at);
     kvt_free(out);
-    return status;
 }

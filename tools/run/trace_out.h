@@ -11,31 +11,32 @@
  * Times are microseconds from the start, to the nanosecond. Spans of one track never overlap but nest. Transfers whose
  * args have no "failed" add up to the counters of the runtime, stalls to the stall time of the report.
  *
- * Memory:  grows with what happens, 40 to 80 bytes an event; written as a file by close().
+ * Memory:  grows with what happens, 40 to 80 bytes an event; written as a file by write().
  * Thread:  the transfer's callback under the runtime's lock, in any thread; everything else in the schedule's.
  */
 #ifndef KVT_TOOLS_RUN_TRACE_OUT_H
 #define KVT_TOOLS_RUN_TRACE_OUT_H
+
+#include <stdio.h>
 
 #include "runtime/base/env.h"
 #include "tools/run/schedule.h"
 
 struct kvt_trace_out;
 
-/* Opens the file. IO: it cannot be written, *ret_errno says why | NOMEM. start_ns: the time that the file calls 0. */
-KVT_NODISCARD enum kvt_status kvt_trace_out_open(const char *path, uint64_t start_ns, struct kvt_trace_out **ret_out,
-                                                 int *ret_errno);
+/* start_ns: the time that the file calls 0. NOMEM. */
+KVT_NODISCARD enum kvt_status kvt_trace_out_create(uint64_t start_ns, struct kvt_trace_out **ret_out);
 
 /* For env->on_transfer, with the trace as its user. */
 void kvt_trace_out_transfer(void *user, const struct kvt_transfer_event *event);
 
-/* For kvt_schedule_options.watch; valid until close. */
+/* For kvt_schedule_options.watch; valid until destroy. */
 const struct kvt_schedule_watch *kvt_trace_out_watch(struct kvt_trace_out *out);
 
-/*
- * Writes everything and closes; nothing of the runtime may be going on. IO: the file is not whole, *ret_errno says why |
- * NOMEM: likewise, memory ran out before. Nulls the pointer; NULL is fine.
- */
-KVT_NODISCARD enum kvt_status kvt_trace_out_close(struct kvt_trace_out **out, int *ret_errno);
+/* Writes everything, once; nothing of the runtime may be going on. IO: not all of it, errno says why | NOMEM: likewise. */
+KVT_NODISCARD enum kvt_status kvt_trace_out_write(struct kvt_trace_out *out, FILE *stream);
+
+/* Nulls the pointer; NULL is fine. */
+void kvt_trace_out_destroy(struct kvt_trace_out **out);
 
 #endif

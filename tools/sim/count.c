@@ -307,6 +307,13 @@ static void count_request(struct counter *counter, uint32_t request, uint32_t be
     }
 }
 
+/* The requests that only fill the tiers are over: what they wrote is not counted either. */
+static void begin_counting(struct counter *counter)
+{
+    counter->result.is_filled_before = is_full(counter);
+    counter->result.writes = counter->result.evictions = 0;
+}
+
 /* ---- The fast way ------------------------------------------------------------------------------------------------ */
 
 static bool is_replayed(const struct kvt_count_job *job)
@@ -349,7 +356,7 @@ static void replay_span(struct counter *counter, uint32_t begin, uint32_t end)
     }
 }
 
-/* What is_hit says of a round. Returns its hits, counted or not. A sum over many requests is as fast as counting. */
+/* What is_hit says of a round. Returns its misses. A sum over many requests is as fast as counting. */
 static uint64_t tally(struct counter *counter, uint32_t round)
 {
     const struct kvt_count_job *job = counter->job;
@@ -373,7 +380,7 @@ static uint64_t tally(struct counter *counter, uint32_t round)
     result->tokens += tokens_of(accesses, 0, accesses->access_count - begin, false) - lacking;
     result->tier_hits[0] += hits;
     result->hit_tokens += tokens_of(accesses, 0, hits, false) - hits_lacking;
-    return hits + count_true(counter->is_hit, begin);
+    return accesses->access_count - begin - hits;
 }
 
 /* In one go; request by request where the policy is told of each; in two where counting begins later. */
@@ -382,11 +389,14 @@ static void replay_round(struct counter *counter, uint32_t round)
     const struct kvt_count_job *job = counter->job;
     const struct kvt_accesses *accesses = job->accesses;
     const uint32_t warmup = kvt_min_u32(job->warmup_requests, accesses->request_count);
-    const uint64_t writes_before = counter->result.writes;
+    uint64_t writes_before = counter->result.writes;
     uint32_t begin = 0;
     for (uint32_t r = 0; r < accesses->request_count;) {
         uint32_t next = round == 0 && r < warmup ? warmup : accesses->request_count;
-        if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
+        if (round == 0 && r == job->warmup_requests) {
+            begin_counting(counter);
+            writes_before = 0;
+        }
         if (job->policy->hint) {
             next = r + 1;
             const struct kvt_policy_hint hint = hint_of(accesses, r, accesses->request_ends[r] - begin);
@@ -396,9 +406,9 @@ static void replay_round(struct counter *counter, uint32_t round)
         begin = accesses->request_ends[next - 1];
         r = next;
     }
+    if (round == 0 && job->warmup_requests >= accesses->request_count) return;
     /* A miss in a full pool is a write and an eviction; those before are counted. */
-    const uint64_t misses = accesses->access_count - tally(counter, round);
-    const uint64_t replayed = misses - (counter->result.writes - writes_before);
+    const uint64_t replayed = tally(counter, round) - (counter->result.writes - writes_before);
     counter->result.writes += replayed;
     counter->result.evictions += replayed;
 }
@@ -411,7 +421,7 @@ static void count_round(struct counter *counter, uint32_t round)
     uint32_t begin = 0;
     for (uint32_t r = 0; r < job->accesses->request_count; r++) {
         const uint32_t end = job->accesses->request_ends[r];
-        if (round == 0 && r == job->warmup_requests) counter->result.is_filled_before = is_full(counter);
+        if (round == 0 && r == job->warmup_requests) begin_counting(counter);
         count_request(counter, r, begin, end, round > 0 || r >= job->warmup_requests);
         begin = end;
     }
@@ -423,6 +433,7 @@ static void count_rounds(struct counter *counter)
     for (uint32_t round = 0; round < job->repeat; round++) {
         if (is_replayed(job)) replay_round(counter, round);
         else count_round(counter, round);
+        if (round == 0 && job->warmup_requests >= job->accesses->request_count) begin_counting(counter);
     }
     counter->result.is_filled = is_full(counter);
     for (uint32_t t = 0; t < job->tier_count; t++) counter->result.hits += counter->result.tier_hits[t];

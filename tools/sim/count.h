@@ -46,8 +46,9 @@ struct kvt_count_result {
     uint64_t tokens, hit_tokens; /* the same in tokens: the last block of a request need not be full */
     uint64_t tier_hits[KVT_COUNT_TIERS_MAX];
     bool is_filled_before; /* all tiers were full when counting began */
-    uint64_t writes;       /* blocks inserted into the first tier; of a bound, not known: 0 */
-    uint64_t evictions;    /* blocks that left the last tier */
+    /* as accesses and hits, not of the warm-up: */
+    uint64_t writes;    /* blocks inserted into the first tier; of a bound, not known: 0 */
+    uint64_t evictions; /* blocks that left the last tier */
     bool is_filled;        /* all tiers were full at some time; where not, more room would change nothing */
     double seconds;        /* of this thread's processor time */
 };

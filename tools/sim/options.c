@@ -8,7 +8,7 @@
 
 #include "runtime/base/bytes.h"
 #include "tools/cli.h"
-#include "tools/sim/plot.h"
+#include "tools/sim/gnuplot.h"
 #include "tools/text.h"
 
 #define BLOCK_TOKENS_DEFAULT 16
@@ -69,7 +69,9 @@ static const struct argp_option option_table[] = {
     { "csv", OPTION_CSV, NULL, 0, "print CSV", 3 },
     { "plot", OPTION_PLOT, "FILE", 0, "draw hits against capacity to FILE.svg or FILE.png, with gnuplot", 3 },
     { 0, 0, 0, 0,
-      "In virtual time, with the options of kvtier run (--hbm, --host, --nvme DIR:SIZE, --link-hbm, --arrival, ...):",
+      "In virtual time, which one of these asks for, or one of --hbm, --host, --nvme DIR:SIZE, --link-hbm, --link-nvme, "
+      "--step-ms, --prefetch, --expect, --host-policy; the other options of kvtier run hold then, too (--arrival, --batch, "
+      "--context-tokens, --model, ...), and --count, --order, --capacities, --warmup and --repeat do not:",
       4 },
     { "gpu", OPTION_GPU, "GPU", 0,
       "h200, h100, a100, 4090, or flops=F,bytes=B,link=L, each a second: the roofline and the link", 4 },
@@ -164,6 +166,16 @@ static error_t refuse_admissions(const struct argp_state *state, const char *val
     return refuse(state, "--admission", value, rule);
 }
 
+static bool add_admission(struct kvt_sim_options *options, const struct kvt_admission_ops *ops)
+{
+    for (uint32_t i = 0; i < options->admission_count; i++) {
+        if (options->admissions[i] == ops) return true;
+    }
+    if (options->admission_count == KVT_SIM_ADMISSIONS_MAX) return false;
+    options->admissions[options->admission_count++] = ops;
+    return true;
+}
+
 static error_t read_admissions(const struct argp_state *state, const char *value, struct kvt_sim_options *options)
 {
     const char *rest = value;
@@ -176,8 +188,7 @@ static error_t read_admissions(const struct argp_state *state, const char *value
     do {
         char name[ITEM_BYTES];
         const struct kvt_admission_ops *ops = next_item(&rest, name) ? kvt_admission_find(name) : NULL;
-        if (!ops || options->admission_count == KVT_SIM_ADMISSIONS_MAX) return refuse_admissions(state, value);
-        options->admissions[options->admission_count++] = ops;
+        if (!ops || !add_admission(options, ops)) return refuse_admissions(state, value);
     } while (has_more(&rest));
     return 0;
 }
@@ -231,6 +242,7 @@ static error_t read_warmup(const struct argp_state *state, const char *value, st
     const char *rest = value;
     uint64_t requests = 0;
     options->warmup_requests = options->warmup_percent_e2 = 0;
+    options->warmup = value;
     if (!next_item(&rest, text) || *rest != '\0') return refuse(state, "--warmup", value, rule);
     const size_t length = strlen(text);
     if (text[length - 1] == '%') {
@@ -362,7 +374,7 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case OPTION_CAPACITIES: return read_capacities(state, value, options);
     case OPTION_ADMISSION: return read_admissions(state, value, options);
     case OPTION_PLOT: {
-        const char *rule = kvt_sim_plot_check(value);
+        const char *rule = kvt_gnuplot_check(value);
         options->plot = value;
         return rule ? refuse(state, "--plot", value, rule) : 0;
     }
@@ -375,6 +387,33 @@ static error_t read_option(int key, char *value, struct argp_state *state)
     case ARGP_KEY_END: return put_together(state, options);
     default: return read_number(key, value, state, options);
     }
+}
+
+const char *kvt_sim_find_option(int argc, char **argv, const char *const *names)
+{
+    for (int i = 1; i < argc; i++) {
+        for (uint32_t n = 0; names[n]; n++) {
+            const size_t length = strlen(names[n]);
+            if (strncmp(argv[i], names[n], length) == 0 && (argv[i][length] == '\0' || argv[i][length] == '='))
+                return names[n];
+        }
+    }
+    return NULL;
+}
+
+/* Options that hold elsewhere. KVT_EXIT_OK, or one line was printed. */
+static int refuse_others(int argc, char **argv)
+{
+    static const char *const timed[] = { "--arrival",  "--batch",         "--context-tokens",
+                                         "--device",   "--model",         "--nvme-key-file",
+                                         "--policy",   "--prefill-chunk", "--nvme-writes-per-day",
+                                         "--read",     "--shape",         "--speed",
+                                         "--think-ms", "--verify",        NULL };
+    static const char *const runs[] = { "--metrics", "--record", "--stream", NULL };
+    const char *name = kvt_sim_find_option(argc, argv, timed);
+    if (name) return kvt_usage_error(argv[0], "%s is for virtual time: with --hbm, --host or --nvme", name);
+    name = kvt_sim_find_option(argc, argv, runs);
+    return name ? kvt_usage_error(argv[0], "%s is for kvtier run", name) : KVT_EXIT_OK;
 }
 
 int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_options)
@@ -392,5 +431,6 @@ int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_opt
         .threads = processors > 0 ? kvt_min_u32((uint32_t)processors, THREADS_MAX) : 1,
         .workload = { .think_ns = UINT64_MAX },
     };
-    return kvt_parse_options(&parser, argc, argv, ret_options);
+    const int refused = refuse_others(argc, argv);
+    return refused == KVT_EXIT_OK ? kvt_parse_options(&parser, argc, argv, ret_options) : refused;
 }

@@ -40,6 +40,7 @@ struct kvt_sim_options {
     const struct kvt_admission_ops *admissions[KVT_SIM_ADMISSIONS_MAX];
     uint32_t admission_count;
     uint32_t warmup_requests;   /* not counted */
+    const char *warmup;         /* as it was given */
     uint32_t warmup_percent_e2; /* or so many hundredths of a percent of each trace's requests; 0: requests are given */
     bool is_policies_given, is_order_given;
     uint32_t repeat;
@@ -47,6 +48,9 @@ struct kvt_sim_options {
     enum kvt_sim_format format;
     const char *plot; /* NULL: none */
 };
+
+/* The first word that is one of the options `names`, which ends with NULL, alone or with '=' and a value; NULL: none. */
+const char *kvt_sim_find_option(int argc, char **argv, const char *const *names);
 
 /* The exit status: KVT_EXIT_OK, or KVT_EXIT_USAGE with one line printed. --help prints and exits. */
 int kvt_sim_options_parse(int argc, char **argv, struct kvt_sim_options *ret_options);

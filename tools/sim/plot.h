@@ -6,12 +6,10 @@
 #ifndef KVT_TOOLS_SIM_PLOT_H
 #define KVT_TOOLS_SIM_PLOT_H
 
+#include "tools/output_file.h"
 #include "tools/sim/report.h"
 
-/* NULL, or why a picture cannot be written to this file: its kind, or that gnuplot is not installed. */
-const char *kvt_sim_plot_check(const char *path);
-
-/* The exit status: KVT_EXIT_OK, or KVT_EXIT_FAILED with one line printed. */
-int kvt_sim_plot(const struct kvt_sim_report *report, const char *path);
+/* file: open, and not when this returns. The exit status: KVT_EXIT_OK, or KVT_EXIT_FAILED with one line printed. */
+int kvt_sim_plot(const struct kvt_sim_report *report, const char *path, struct kvt_output_file *file);
 
 #endif

@@ -157,11 +157,14 @@ static void print_csv(const struct kvt_sim_report *report, FILE *stream)
         const struct kvt_count_job *job = &report->jobs[i];
         const struct kvt_count_result *result = &report->results[i];
         print_field(stream, report->traces[report->job_traces[i]].name);
-        (void)fprintf(stream, ",%s,%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%d,%.6f\n",
+        (void)fprintf(stream, ",%s,%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%.6f,",
                       job->mode == KVT_COUNT_FLAT ? "flat" : "prefix", job->order == KVT_COUNT_TAIL ? "tail" : "head",
                       kvt_sim_policy_name(job->policy), job->admission ? job->admission->name : "all",
-                      total_blocks(job), result->accesses, result->hits, ratio(result->hits, result->accesses),
-                      result->writes, result->evictions, result->is_filled, result->seconds);
+                      total_blocks(job), result->accesses, result->hits, ratio(result->hits, result->accesses));
+        /* What the bound writes is not known. */
+        if (job->policy) (void)fprintf(stream, "%" PRIu64 ",%" PRIu64, result->writes, result->evictions);
+        else (void)fputc(',', stream);
+        (void)fprintf(stream, ",%d,%.6f\n", result->is_filled, result->seconds);
     }
 }
 
@@ -194,7 +197,7 @@ static void print_ratios(const struct kvt_sim_report *report, uint32_t base, uin
     kvt_listing_init(&listing, alignment);
     kvt_listing_add(&listing, "hits in %%, of blocks");
     for (uint32_t c = 0; c < count; c++) add_capacity(&listing, &report->jobs[base + first + c]);
-    const uint32_t rows = options->policy_count * kvt_max_u32(1, options->admission_count);
+    const uint32_t rows = report->job_count / report->trace_count / options->capacity_count;
     for (uint32_t row = 0; row < rows; row++) {
         const uint32_t row_base = base + row * options->capacity_count;
         const struct kvt_count_job *job = &report->jobs[row_base];
@@ -220,11 +223,11 @@ static void print_writes(const struct kvt_sim_report *report, uint32_t base, FIL
     kvt_listing_init(&listing, "lllrrr");
     static const char *const heads[] = { "policy", "admission", "blocks", "hits %", "written", "of uses %" };
     for (size_t i = 0; i < KVT_ARRAY_COUNT(heads); i++) kvt_listing_add(&listing, "%s", heads[i]);
-    for (uint32_t p = 0; p < options->policy_count; p++) {
+    uint32_t row = 0; /* of the policy: one for each admission, the bound has one alone */
+    for (uint32_t p = 0; p < options->policy_count; row += options->policies[p++] ? options->admission_count : 1) {
         for (uint32_t c = 0; c < options->capacity_count; c++) {
-            const uint32_t all = base + p * options->admission_count * options->capacity_count + c;
             for (uint32_t a = 0; a < options->admission_count && options->policies[p]; a++) {
-                const uint32_t i = all + a * options->capacity_count;
+                const uint32_t i = base + (row + a) * options->capacity_count + c;
                 const struct kvt_count_result *result = &report->results[i];
                 if (listing.cell_count + 6 > KVT_LISTING_CELLS_MAX) {
                     kvt_listing_print(&listing, stream, "  ");

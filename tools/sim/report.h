@@ -21,7 +21,7 @@ struct kvt_sim_report {
     const struct kvt_sim_options *options;
     const struct kvt_sim_trace *traces;
     uint32_t trace_count;
-    const struct kvt_count_job *jobs; /* by trace, policy, admission, then capacity */
+    const struct kvt_count_job *jobs; /* by trace, policy, admission (of the bound: one), capacity */
     const uint32_t *job_traces;       /* [job_count] */
     const struct kvt_count_result *results;
     uint32_t job_count;

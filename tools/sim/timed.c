@@ -67,6 +67,8 @@ static enum kvt_status find_reused_most(struct kvt_timed_job *job, double pack_r
     struct kvt_accesses accesses;
     struct kvt_count_result result = { 0 };
     const struct kvt_workload *workload = job->workload;
+    /* What did not run reused nothing, and what it would have had is no bound on what the others did. */
+    if (job->outcome.run.requests_failed > 0) return KVT_OK;
     enum kvt_status status = kvt_accesses_init_contexts(&accesses, workload);
     if (status == KVT_OK) {
         const struct kvt_count_job count = { .accesses = &accesses,
@@ -77,12 +79,14 @@ static enum kvt_status find_reused_most(struct kvt_timed_job *job, double pack_r
         status = kvt_count(&count, &result);
     }
     kvt_accesses_done(&accesses);
+    if (status != KVT_OK) return status == KVT_INVAL ? KVT_OK : status; /* too many accesses to be counted: no bound */
     uint64_t tails = 0;
     for (uint32_t r = 0; r < workload->request_count; r++)
         tails += workload->requests[r].turn > 0 ? workload->block_tokens - 1 : 0;
     job->outcome.reused_most = kvt_min_u64(job->outcome.run.tokens_prompt,
                                            result.hits * workload->block_tokens + tails);
-    return status == KVT_INVAL ? KVT_OK : status; /* too many accesses to be counted: no bound */
+    job->outcome.has_reused_most = true;
+    return KVT_OK;
 }
 
 /* ---- The line of time -------------------------------------------------------------------------------------------- */
@@ -147,10 +151,15 @@ static void on_progress(void *user, uint64_t requests_over, uint64_t tokens_comp
     (void)pthread_mutex_unlock(&crew->lock);
 }
 
-static void on_refused(void *user, const char *line)
+/* Said once, however many points of the grid refuse the request. */
+static void on_refused(void *user, uint32_t request, const char *line)
 {
-    (void)user;
-    (void)kvt_failure(COMMAND, "%s", line);
+    const struct reporter *reporter = user;
+    (void)pthread_mutex_lock(&reporter->crew->lock);
+    bool *is_refused = &reporter->job->is_refused[request];
+    if (!*is_refused) (void)kvt_failure(COMMAND, "%s", line);
+    *is_refused = true;
+    (void)pthread_mutex_unlock(&reporter->crew->lock);
 }
 
 static int fail(struct kvt_timed_job *job, int exit_status, const char *format, ...)
@@ -199,7 +208,7 @@ static struct kvt_schedule_options schedule_options(const struct kvt_timed_job *
 
 /* The schedule on an open runtime. */
 static int run_schedule(struct kvt_timed_job *job, struct reporter *reporter, struct kvt_model_clock *clock,
-                        const struct kvt_env *env, const struct kvt_outputs *outputs)
+                        const struct kvt_env *env, struct kvt_outputs *outputs)
 {
     const struct kvt_timed *timed = reporter->crew->timed;
     struct kvt_model_steps steps = { .clock = clock, .shape = &job->options.model.shape, .roofline = timed->roofline };
@@ -216,6 +225,7 @@ static int run_schedule(struct kvt_timed_job *job, struct reporter *reporter, st
                                                     &outcome->run);
     outcome->seconds = (double)(kvt_env_now_ns(&real) - begun_ns) * 1e-9;
     if (status != KVT_OK) return fail(job, KVT_EXIT_FAILED, "the schedule: %s", kvt_status_text(status));
+    outputs->has_run = true;
     outcome->elapsed_ns = clock->now_ns - start_ns;
     outcome->busy_ns = steps.busy_ns;
     kvt_stats(clock->runtime, &outcome->stats);
@@ -265,7 +275,7 @@ static int run_job(struct crew *crew, struct kvt_timed_job *job)
         else kvt_outputs_watch(&outputs, &outcome->line.watch);
     }
     if (exit_status == KVT_EXIT_OK) exit_status = run_on_model(job, &reporter, &outputs);
-    const int finished = kvt_outputs_finish(&outputs, exit_status != KVT_EXIT_USAGE);
+    const int finished = kvt_outputs_finish(&outputs);
     return exit_status == KVT_EXIT_OK ? finished : exit_status;
 }
 
@@ -320,8 +330,9 @@ static int take_workloads(struct kvt_timed *timed)
     for (uint32_t j = 0; j < timed->job_count; j++) {
         struct kvt_timed_job *job = &timed->jobs[j];
         for (uint32_t i = 0; i < j && !job->workload; i++) {
-            if (timed->jobs[i].options.workload.seed == job->options.workload.seed)
-                job->workload = timed->jobs[i].workload;
+            if (timed->jobs[i].options.workload.seed != job->options.workload.seed) continue;
+            job->workload = timed->jobs[i].workload;
+            job->is_refused = timed->jobs[i].is_refused;
         }
         if (job->workload) continue;
         char error[512] = "";
@@ -332,6 +343,8 @@ static int take_workloads(struct kvt_timed *timed)
         }
         const int paused = kvt_run_options_check_pauses(COMMAND, &job->options, job->workload->session_count);
         if (paused != KVT_EXIT_OK) return paused;
+        job->is_refused = kvt_alloc(job->workload->request_count, sizeof *job->is_refused);
+        if (!job->is_refused) return kvt_failure(COMMAND, "out of memory");
     }
     return KVT_EXIT_OK;
 }
@@ -341,8 +354,11 @@ static void give_workloads(struct kvt_timed *timed)
     for (uint32_t j = 0; j < timed->job_count; j++) {
         struct kvt_workload *workload = timed->jobs[j].workload;
         for (uint32_t i = j + 1; i < timed->job_count; i++) {
-            if (timed->jobs[i].workload == workload) timed->jobs[i].workload = NULL;
+            if (timed->jobs[i].workload != workload) continue;
+            timed->jobs[i].workload = NULL;
+            timed->jobs[i].is_refused = NULL;
         }
+        kvt_free(timed->jobs[j].is_refused);
         kvt_workload_destroy(&timed->jobs[j].workload);
     }
 }
@@ -350,12 +366,15 @@ static void give_workloads(struct kvt_timed *timed)
 int kvt_sim_timed(int argc, char **argv)
 {
     struct kvt_timed timed;
+    struct kvt_output_file picture = { 0 };
     int exit_status = kvt_timed_parse(argc, argv, &timed);
     if (exit_status != KVT_EXIT_OK) return exit_status;
-    exit_status = take_workloads(&timed);
+    exit_status = kvt_output_file_open_option(&picture, COMMAND, "--plot", timed.plot);
+    if (exit_status == KVT_EXIT_OK) exit_status = take_workloads(&timed);
     if (exit_status == KVT_EXIT_OK) exit_status = run_all(&timed);
     if (exit_status == KVT_EXIT_OK) exit_status = kvt_timed_print(&timed);
-    if (exit_status == KVT_EXIT_OK && timed.plot) exit_status = kvt_timed_plot(&timed);
+    if (exit_status == KVT_EXIT_OK && timed.plot) exit_status = kvt_timed_plot(&timed, &picture);
+    kvt_output_file_abandon(&picture);
     for (uint32_t j = 0; j < timed.job_count; j++) {
         if (exit_status == KVT_EXIT_OK && timed.jobs[j].outcome.run.requests_failed > 0) exit_status = KVT_EXIT_FAILED;
     }

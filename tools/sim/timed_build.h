@@ -5,6 +5,7 @@
 #ifndef KVT_TOOLS_SIM_TIMED_BUILD_H
 #define KVT_TOOLS_SIM_TIMED_BUILD_H
 
+#include "tools/output_file.h"
 #include "tools/run/latencies.h"
 #include "tools/run/options.h"
 #include "tools/sim/model.h"
@@ -34,6 +35,7 @@ struct kvt_timed_outcome {
     uint64_t busy_ns, elapsed_ns;
     uint64_t stall_least_ns; /* no order of the same moves stalls less */
     uint64_t reused_most;    /* tokens: what knows the future reuses in as many blocks */
+    bool has_reused_most;    /* all requests ran, and they were not too many to be counted */
     double seconds;          /* of this machine */
     struct kvt_timed_line line;
 };
@@ -43,6 +45,7 @@ struct kvt_timed_job {
     struct kvt_run_options options;
     char label[KVT_TIMED_LABEL_BYTES]; /* what it has that not all have */
     struct kvt_workload *workload;     /* borrowed: jobs of a seed share one */
+    bool *is_refused;                  /* [request_count], likewise: it was said that the request is refused */
     struct kvt_timed_outcome outcome;
     int exit_status;
     char error[512]; /* one line, when that is not KVT_EXIT_OK */
@@ -69,7 +72,7 @@ void kvt_timed_done(struct kvt_timed *timed);
 int kvt_timed_print(const struct kvt_timed *timed);
 uint64_t kvt_timed_stalled_ns(const struct kvt_timed_outcome *outcome);
 
-/* timed_plot.c. KVT_EXIT_OK, or one line was printed. */
-int kvt_timed_plot(const struct kvt_timed *timed);
+/* timed_plot.c. file: open, and not when this returns. KVT_EXIT_OK, or one line was printed. */
+int kvt_timed_plot(const struct kvt_timed *timed, struct kvt_output_file *file);
 
 #endif

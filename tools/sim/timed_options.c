@@ -13,7 +13,9 @@
 #include "runtime/base/mem.h"
 #include "tools/cli.h"
 #include "tools/links.h"
-#include "tools/sim/plot.h"
+#include "tools/run/outputs.h"
+#include "tools/sim/gnuplot.h"
+#include "tools/sim/options.h"
 #include "tools/sim/timed.h"
 #include "tools/sim/timed_build.h"
 #include "tools/text.h"
@@ -56,20 +58,26 @@ struct parsing {
 
 /* ---- The sim's own ----------------------------------------------------------------------------------------------- */
 
-bool kvt_sim_is_timed(int argc, char **argv)
+/* The option that asks for virtual time, or NULL. */
+static const char *find_mark(int argc, char **argv)
 {
-    static const char *const marks[] = { "--hbm",       "--host",     "--nvme",       "--gpu",
-                                         "--links",     "--step-ms",  "--parameters", "--pack-ratio",
-                                         "--trace-out", "--link-hbm", "--link-nvme",   "--prefetch",
-                                         "--expect",    "--host-policy" };
-    for (int i = 1; i < argc; i++) {
-        for (uint32_t m = 0; m < KVT_ARRAY_COUNT(marks); m++) {
-            const size_t length = strlen(marks[m]);
-            if (strncmp(argv[i], marks[m], length) == 0 && (argv[i][length] == '\0' || argv[i][length] == '='))
-                return true;
-        }
-    }
-    return false;
+    static const char *const marks[] = { "--hbm",       "--host",        "--nvme",       "--gpu",
+                                         "--links",     "--step-ms",     "--parameters", "--pack-ratio",
+                                         "--trace-out", "--link-hbm",    "--link-nvme",  "--prefetch",
+                                         "--expect",    "--host-policy", NULL };
+    return kvt_sim_find_option(argc, argv, marks);
+}
+
+bool kvt_sim_is_timed(int argc, char **argv) { return find_mark(argc, argv) != NULL; }
+
+/* KVT_EXIT_OK, or one line was printed. */
+static int refuse_counting(int argc, char **argv)
+{
+    static const char *const names[] = { "--capacities", "--count", "--order", "--repeat", "--warmup", NULL };
+    const char *name = kvt_sim_find_option(argc, argv, names);
+    if (!name) return KVT_EXIT_OK;
+    return kvt_usage_error(COMMAND, "%s is for counting: without %s, which asks for virtual time", name,
+                           find_mark(argc, argv));
 }
 
 static void set_gpu(struct kvt_timed *timed, double flops, double bytes, double link)
@@ -124,7 +132,7 @@ static const char *read_links(char *value, struct parsing *parsing)
 static const char *read_plot(char *value, struct parsing *parsing)
 {
     parsing->timed->plot = value;
-    return kvt_sim_plot_check(value);
+    return kvt_gnuplot_check(value);
 }
 
 static const char *read_threads(char *value, struct parsing *parsing)
@@ -393,6 +401,16 @@ static int check_outputs(const struct kvt_timed *timed)
     return KVT_EXIT_OK;
 }
 
+/* What is written and what is read must be different files. */
+static int check_files(const struct kvt_timed *timed)
+{
+    struct kvt_named_file files[KVT_OUTPUTS_FILES + 2];
+    kvt_outputs_name_files(&timed->jobs[0].options, files);
+    files[KVT_OUTPUTS_FILES] = (struct kvt_named_file){ "--links", timed->links_path, false };
+    files[KVT_OUTPUTS_FILES + 1] = (struct kvt_named_file){ "--plot", timed->plot, true };
+    return kvt_output_files_check(COMMAND, files, KVT_OUTPUTS_FILES + 2);
+}
+
 int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
 {
     static const struct kvt_model_links defaults = { .to_host_latency_ns = 10000,
@@ -407,9 +425,11 @@ int kvt_timed_parse(int argc, char **argv, struct kvt_timed *ret_timed)
     struct parsing parsing = { .timed = ret_timed, .text = ret_timed->memory };
     if (!ret_timed->memory) return kvt_failure(COMMAND, "out of memory");
     memcpy(parsing.axes, axis_names, sizeof axis_names);
-    int exit_status = take_words(argc, argv, &parsing);
+    int exit_status = refuse_counting(argc, argv);
+    if (exit_status == KVT_EXIT_OK) exit_status = take_words(argc, argv, &parsing);
     if (exit_status == KVT_EXIT_OK) exit_status = make_jobs(&parsing, ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = check_outputs(ret_timed);
+    if (exit_status == KVT_EXIT_OK) exit_status = check_files(ret_timed);
     if (exit_status == KVT_EXIT_OK) exit_status = use_links(ret_timed);
     if (exit_status == KVT_EXIT_OK && ret_timed->jobs[0].options.is_json) ret_timed->format = KVT_TIMED_JSON;
     if (exit_status != KVT_EXIT_OK) kvt_timed_done(ret_timed);

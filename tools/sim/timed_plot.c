@@ -3,12 +3,10 @@
  * grid varies; and the first run's time: how full its tiers were, and the share of time that was stalled.
  */
 #include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/bytes.h"
-#include "tools/cli.h"
+#include "tools/sim/gnuplot.h"
 #include "tools/sim/timed_build.h"
 
 static uint64_t capacity_of(const struct kvt_timed_job *job)
@@ -25,15 +23,6 @@ static double unit_of(const struct kvt_timed *timed, const char **ret_name)
     for (uint32_t j = 0; j < timed->job_count; j++) most = kvt_max_u64(most, capacity_of(&timed->jobs[j]));
     *ret_name = most >= 2 * KVT_GIB ? "GiB" : "MiB";
     return most >= 2 * KVT_GIB ? (double)KVT_GIB : (double)KVT_MIB;
-}
-
-/* A name between single quotes: those inside are doubled, as gnuplot wants it. */
-static void print_name(FILE *stream, const char *name)
-{
-    for (; *name; name++) {
-        if (*name == '\'') (void)fputc('\'', stream);
-        (void)fputc(*name == '\n' ? ' ' : *name, stream);
-    }
 }
 
 /* Two names, each of which may be NULL: the default. */
@@ -67,7 +56,7 @@ static void print_line_name(FILE *gnuplot, const struct kvt_timed_job *job)
             is_capacity = is_capacity || strncmp(part, capacities[i], strlen(capacities[i])) == 0;
         if (is_capacity) continue;
         if (is_begun) (void)fprintf(gnuplot, ", ");
-        print_name(gnuplot, part);
+        kvt_gnuplot_print_name(gnuplot, part);
         is_begun = true;
     }
 }
@@ -80,14 +69,26 @@ static bool is_first_of_line(const struct kvt_timed *timed, uint32_t job)
     return true;
 }
 
+/* gnuplot warns of a range without width: a single capacity has room on all sides. */
+static void print_reuse_range(const struct kvt_timed *timed, FILE *gnuplot)
+{
+    const char *name;
+    const double unit = unit_of(timed, &name), first = (double)capacity_of(&timed->jobs[0]) / unit;
+    for (uint32_t j = 1; j < timed->job_count; j++) {
+        if (capacity_of(&timed->jobs[j]) != capacity_of(&timed->jobs[0])) return;
+    }
+    (void)fprintf(gnuplot, "set xrange [%g:%g]\nset yrange [0:100]\n", 0.5 * first, 2 * first);
+}
+
 static void print_reuse(const struct kvt_timed *timed, FILE *gnuplot)
 {
     bool is_begun = false;
     const char *name;
     const double unit = unit_of(timed, &name);
     (void)fprintf(gnuplot, "set xlabel '%s in all tiers'\nset ylabel 'reused, %% of prompt tokens'\nset title '", name);
-    print_name(gnuplot, timed->jobs[0].workload->name);
+    kvt_gnuplot_print_name(gnuplot, timed->jobs[0].workload->name);
     (void)fprintf(gnuplot, "' noenhanced\n");
+    print_reuse_range(timed, gnuplot);
     for (uint32_t j = 0; j < timed->job_count; j++) {
         if (!is_first_of_line(timed, j)) continue;
         (void)fprintf(gnuplot, "%s'-' using 1:2 with linespoints title '", is_begun ? ", " : "plot ");
@@ -118,11 +119,16 @@ static void print_time(const struct kvt_timed *timed, FILE *gnuplot)
     const char *name;
     const double unit = unit_of(timed, &name);
     (void)fprintf(gnuplot,
-                  "set xlabel 'seconds'\nset ylabel '%s in use'\nset y2label 'stalled, %% of time'\n"
+                  "set autoscale x\nset autoscale y\nset xlabel 'seconds'\n"
+                  "set ylabel '%s in use'\nset y2label 'stalled, %% of time'\n"
                   "set y2range [0:100]\nset y2tics\nset ytics nomirror\nset title '",
                   name);
-    print_name(gnuplot, job->label);
+    kvt_gnuplot_print_name(gnuplot, job->label);
     (void)fprintf(gnuplot, "' noenhanced\n");
+    if (line->count == 1) {
+        const double at_s = (double)(line->samples[0].at_ns - KVT_MODEL_START_NS) * 1e-9;
+        (void)fprintf(gnuplot, "set xrange [0:%.6f]\n", at_s > 0 ? 2 * at_s : 1);
+    }
     for (uint32_t t = 0; t < KVT_TIERS; t++)
         (void)fprintf(gnuplot, "%s'-' using 1:2 with lines title '%s'", t == 0 ? "plot " : ", ", names[t]);
     (void)fprintf(gnuplot, ", '-' using 1:2 axes x1y2 with fsteps linecolor rgb 'gray' title 'stalled'\n");
@@ -146,24 +152,18 @@ static void print_time(const struct kvt_timed *timed, FILE *gnuplot)
     (void)fprintf(gnuplot, "e\n");
 }
 
-int kvt_timed_plot(const struct kvt_timed *timed)
+static void write_script(const void *user, FILE *script)
 {
-    const char *path = timed->plot;
-    const size_t length = strlen(path);
-    const bool is_svg = length > 4 && strcmp(path + length - 4, ".svg") == 0;
-    /* gnuplot may end early: its status says so, not a signal. */
-    void (*before)(int) = signal(SIGPIPE, SIG_IGN);
-    FILE *gnuplot = popen("gnuplot", "w");
-    if (gnuplot) {
-        (void)fprintf(gnuplot,
-                      "set terminal %s size 960,900\nset output '%s'\nset multiplot layout 2,1\nset grid\n"
-                      "set key outside noenhanced\n",
-                      is_svg ? "svg" : "pngcairo", path);
-        print_reuse(timed, gnuplot);
-        print_time(timed, gnuplot);
-        (void)fprintf(gnuplot, "unset multiplot\n");
-    }
-    const int status = gnuplot ? pclose(gnuplot) : -1;
-    (void)signal(SIGPIPE, before);
-    return status == 0 ? KVT_EXIT_OK : kvt_failure("kvtier sim", "--plot %s: gnuplot failed", path);
+    const struct kvt_timed *timed = user;
+    (void)fprintf(script,
+                  "set terminal %s size 960,900\nset multiplot layout 2,1\nset grid\nset key outside noenhanced\n",
+                  kvt_gnuplot_terminal(timed->plot));
+    print_reuse(timed, script);
+    print_time(timed, script);
+    (void)fprintf(script, "unset multiplot\n");
+}
+
+int kvt_timed_plot(const struct kvt_timed *timed, struct kvt_output_file *file)
+{
+    return kvt_gnuplot_draw("kvtier sim", timed->plot, file, write_script, timed);
 }

@@ -113,10 +113,12 @@ static struct json_object *result_of(const struct kvt_timed_job *job)
     put(requests, "total", outcome->run.requests);
     put(requests, "completed", outcome->run.requests_completed);
     put(requests, "failed", outcome->run.requests_failed);
+    put(requests, "failed_after_earlier_turn", outcome->run.requests_failed_after);
     (void)json_object_object_add(object, "requests", requests);
     put(tokens, "prompt", outcome->run.tokens_prompt);
     put(tokens, "reused", outcome->run.tokens_reused);
-    put(tokens, "reused_belady", outcome->reused_most);
+    if (outcome->has_reused_most) put(tokens, "reused_belady", outcome->reused_most);
+    else (void)json_object_object_add(tokens, "reused_belady", NULL);
     put(tokens, "recomputed", outcome->run.tokens_recomputed);
     put(tokens, "generated", outcome->run.tokens_generated);
     (void)json_object_object_add(object, "tokens", tokens);
@@ -204,8 +206,9 @@ static void print_csv(const struct kvt_timed *timed)
                      host_policy_of(job), admission_of(job), prefetch_names[job->options.prefetch], job->options.workload.seed,
                      job->options.hbm_bytes, job->options.host_bytes, job->options.nvme_bytes,
                      job->options.link_hbm_bytes_per_s, job->options.link_nvme_bytes_per_s);
-        (void)printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->run.tokens_prompt, o->run.tokens_reused,
-                     o->reused_most, o->run.tokens_recomputed);
+        (void)printf(",%" PRIu64 ",%" PRIu64 ",", o->run.tokens_prompt, o->run.tokens_reused);
+        if (o->has_reused_most) (void)printf("%" PRIu64, o->reused_most);
+        (void)printf(",%" PRIu64, o->run.tokens_recomputed);
         for (uint32_t t = 0; t < KVT_TIERS; t++) (void)printf(",%" PRIu64, tiers[t].hits);
         (void)printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%.6f", tiers[KVT_TIER_DEVICE].bytes_in,
                      tiers[KVT_TIER_DEVICE].bytes_out, tiers[KVT_TIER_NVME].bytes_out, o->stats.store_written_bytes,
@@ -225,7 +228,8 @@ static void add_row(struct kvt_listing *listing, const struct kvt_timed_job *job
     const struct kvt_timed_outcome *o = &job->outcome;
     kvt_listing_add(listing, "%s", job->label);
     kvt_listing_add(listing, "%.2f", percent(o->run.tokens_reused, o->run.tokens_prompt));
-    kvt_listing_add(listing, "%.2f", percent(o->reused_most, o->run.tokens_prompt));
+    if (o->has_reused_most) kvt_listing_add(listing, "%.2f", percent(o->reused_most, o->run.tokens_prompt));
+    else kvt_listing_add(listing, "-");
     kvt_listing_add(listing, "%s", kvt_format_bytes(o->stats.tiers[KVT_TIER_DEVICE].bytes_in).text);
     kvt_listing_add(listing, "%s", kvt_format_bytes(o->stats.tiers[KVT_TIER_DEVICE].bytes_out).text);
     kvt_listing_add(listing, "%s", kvt_format_bytes(o->stats.store_written_bytes).text);
@@ -260,6 +264,29 @@ static void print_machine(const struct kvt_timed *timed)
     (void)printf(", packed %.2f times\n", timed->links.pack_ratio);
 }
 
+/* How many requests did not run, and why: a line for all points that it is true of. */
+static void print_failures(const struct kvt_timed *timed)
+{
+    const struct kvt_schedule_result *first = &timed->jobs[0].outcome.run;
+    bool is_same = true;
+    for (uint32_t j = 1; j < timed->job_count; j++) {
+        const struct kvt_schedule_result *run = &timed->jobs[j].outcome.run;
+        is_same = is_same && run->requests_failed == first->requests_failed
+            && run->requests_failed_after == first->requests_failed_after;
+    }
+    for (uint32_t j = 0; j < (is_same ? 1 : timed->job_count); j++) {
+        const struct kvt_schedule_result *run = &timed->jobs[j].outcome.run;
+        if (run->requests_failed == 0) continue;
+        (void)printf("%s%s%s of %s requests failed", is_same ? "" : timed->jobs[j].label, is_same ? "" : ": ",
+                     kvt_format_count(run->requests_failed).text, kvt_format_count(run->requests).text);
+        if (run->requests_failed_after > 0) {
+            (void)printf(", %s of them because an earlier turn of their session had failed",
+                         kvt_format_count(run->requests_failed_after).text);
+        }
+        (void)printf("\n");
+    }
+}
+
 static void print_table(const struct kvt_timed *timed)
 {
     static const char *const heads[] = { "policy",     "reused %",           "belady %",  "fetched",
@@ -271,6 +298,7 @@ static void print_table(const struct kvt_timed *timed)
     (void)printf("%s: %s of %s requests completed\n", first->workload->name,
                  kvt_format_count(first->outcome.run.requests_completed).text,
                  kvt_format_count(first->outcome.run.requests).text);
+    print_failures(timed);
     print_machine(timed);
     for (uint32_t j = 0; j < timed->job_count;) {
         struct kvt_listing listing;

@@ -143,16 +143,16 @@ static enum kvt_status mark_last_turns(struct workload_full *full)
 static enum kvt_status finish(struct kvt_workload_build *build, struct workload_full *full)
 {
     const struct kvt_workload_options *options = build->options;
-    KVT_ASSERT(build->row_count > 0);
+    KVT_ASSERT(build->row_count > 0 || options->is_empty_allowed);
     full->name = kvt_strdup(options->trace ? options->trace : options->generator);
-    full->requests = kvt_alloc(build->row_count, sizeof *full->requests);
-    full->streams = kvt_alloc(build->row_count, sizeof *full->streams);
+    full->requests = kvt_alloc((size_t)build->row_count + 1, sizeof *full->requests);
+    full->streams = kvt_alloc((size_t)build->row_count + 1, sizeof *full->streams);
     if (!full->name || !full->requests || !full->streams) return KVT_NOMEM;
 
-    qsort(build->rows, build->row_count, sizeof *build->rows, compare_rows);
+    if (build->row_count > 0) qsort(build->rows, build->row_count, sizeof *build->rows, compare_rows);
     full->ids = build->ids;
     build->ids = NULL;
-    const uint64_t start_ns = build->rows[0].request.arrival_ns;
+    const uint64_t start_ns = build->row_count > 0 ? build->rows[0].request.arrival_ns : 0;
     for (uint32_t i = 0; i < build->row_count; i++) {
         const struct kvt_workload_row *row = &build->rows[i];
         full->requests[i] = row->request;
@@ -186,6 +186,7 @@ static enum kvt_status read_lines(struct kvt_workload_build *build, struct kvt_l
     size_t length;
     do {
         KVT_TRY(kvt_lines_next(lines, &line, &length));
+        if (!line && build->options->is_empty_allowed) return KVT_OK;
         if (!line) return kvt_workload_refuse(build, 0, "an empty file: a trace has at least one request");
     } while (length == 0);
 
@@ -199,7 +200,8 @@ static enum kvt_status read_lines(struct kvt_workload_build *build, struct kvt_l
                                    "TIMESTAMP,ContextTokens,GeneratedTokens",
                                    line);
     }
-    if (build->row_count == 0) return kvt_workload_refuse(build, 0, "no requests: a trace has at least one");
+    if (build->row_count == 0 && !build->options->is_empty_allowed)
+        return kvt_workload_refuse(build, 0, "no requests: a trace has at least one");
     return KVT_OK;
 }
 

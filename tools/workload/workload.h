@@ -58,6 +58,7 @@ struct kvt_workload_options {
     uint64_t seed;
     uint64_t think_ns;       /* generators: mean pause between turns; UINT64_MAX: the generator's default */
     uint64_t context_tokens; /* generators: rough tokens of a session at its end; 0: the generator's default */
+    bool is_empty_allowed;   /* a trace without requests is a workload without any; otherwise it is refused */
 };
 
 /*

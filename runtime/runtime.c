@@ -135,6 +135,8 @@ static enum kvt_status open_tiers(struct kvt_runtime *runtime, const struct kvt_
                                                    .bytes_per_day = config->nvme_bytes_per_day,
                                                    .key = config->nvme_key,
                                                    .side_bytes_max = kvt_tables_side_bytes(runtime->codec),
+                                                   .side_name = kvt_tables_name(options->core.space,
+                                                                                config->shape.group_count),
                                                    .wake = wake,
                                                    .ret_error = ret_error,
                                                    .error_bytes = (uint32_t)error_bytes };

@@ -27,6 +27,11 @@ static void load(struct kvt_tables *tables)
     kvt_nvme_tier_side_remove(tables->nvme, tables->name);
 }
 
+struct kvt_key kvt_tables_name(const struct kvt_key *spaces, uint32_t space_count)
+{
+    return kvt_key_digest(spaces, space_count * sizeof *spaces);
+}
+
 enum kvt_status kvt_tables_open(struct kvt_tables *tables, struct kvt_codec *codec, struct kvt_tier *nvme,
                                 const struct kvt_env *env, const struct kvt_key *spaces, uint32_t space_count,
                                 bool is_off)
@@ -34,7 +39,7 @@ enum kvt_status kvt_tables_open(struct kvt_tables *tables, struct kvt_codec *cod
     *tables = (struct kvt_tables){ .codec = codec, .nvme = nvme, .env = env };
     if (!codec) return KVT_OK;
     if (nvme) {
-        tables->name = kvt_key_digest(spaces, space_count * sizeof *spaces);
+        tables->name = kvt_tables_name(spaces, space_count);
         tables->bytes_max = kvt_codec_tables_bytes(codec);
         tables->bytes = kvt_alloc(1, tables->bytes_max);
         if (!tables->bytes) return KVT_NOMEM;

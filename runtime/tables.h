@@ -33,6 +33,8 @@ struct kvt_tables {
 
 /* Bytes to announce to the nvme tier. */
 uint64_t kvt_tables_side_bytes(const struct kvt_codec *codec);
+/* The name they are saved under. spaces: of each group. */
+struct kvt_key kvt_tables_name(const struct kvt_key *spaces, uint32_t space_count);
 
 /*
  * Imports what earlier runs saved, and begins to learn what is missing. is_off: imports what stored blocks need, but

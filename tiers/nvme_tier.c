@@ -207,7 +207,8 @@ enum kvt_status kvt_nvme_tier_open(const struct kvt_nvme_tier_config *config, co
     store.record_bytes_max = config->record_bytes_max;
     const struct kvt_store_more more = { .wake = config->wake.wake,
                                          .wake_user = config->wake.user,
-                                         .side_bytes_max = config->side_bytes_max };
+                                         .side_bytes_max = config->side_bytes_max,
+                                         .side_name = { config->side_name.lo, config->side_name.hi } };
     const enum kvt_status status = nvme->jobs && list
         ? kvt_store_open_with(&store, env, &more, &nvme->store, config->ret_error, config->error_bytes)
         : KVT_NOMEM;

@@ -24,6 +24,7 @@ struct kvt_nvme_tier_config {
     uint64_t bytes_per_day;    /* endurance budget that admission is asked with; 0: none */
     uint32_t record_bytes_max; /* the longest copy there will be, so that segments hold several; 0: unknown */
     uint64_t side_bytes_max;   /* of a side file, see below; 0: there is none */
+    struct kvt_key side_name;  /* that one's name */
     struct kvt_wake wake;
     char *ret_error; /* one line (what, value, rule) when open refuses; may be NULL */
     uint32_t error_bytes;

@@ -375,6 +375,7 @@ enum kvt_status kvt_store_open_with(const struct kvt_store_config *config, const
         store->wake = more->wake;
         store->wake_user = more->wake_user;
         store->side_bytes_max = more->side_bytes_max;
+        memcpy(store->side_name, more->side_name, sizeof store->side_name);
     }
     store->capacity_bytes = config->capacity_bytes;
     store->reserve_bytes = config->reserve_bytes;

@@ -232,7 +232,8 @@ struct kvt_store {
     bool is_directory_made; /* by this open: a failed one takes it away again */
     uint64_t capacity_bytes, reserve_bytes, queue_bytes_max;
     uint64_t side_bytes_max; /* of the side file that may be saved */
-    uint64_t side_bytes;     /* what the side files that were found at open take */
+    uint64_t side_name[2];   /* its name */
+    uint64_t side_bytes;     /* what the others that were found at open take */
     uint32_t queue_depth;
     bool is_existing; /* a tool's open: nothing is made */
     uint64_t segment_bytes;
@@ -510,6 +511,7 @@ struct kvt_store_more {
     void (*wake)(void *user); /* from the I/O thread, when poll or poll_lost has something */
     void *wake_user;
     uint64_t side_bytes_max; /* room for a side file of so many bytes; 0: there will be none */
+    uint64_t side_name[2];   /* that one's: the room is for it, whether it is there already or not */
 };
 
 /* As kvt_store_open. more may be NULL. */

@@ -186,7 +186,7 @@ void kvt_store_directory_undo(struct kvt_store *store)
 
 /*
  * What is not in segments: superblock, lock, the directory itself, the probe of the block I/O, side files (the one that
- * may still be saved, and its predecessor beside it), foreign files.
+ * may be saved, and its predecessor beside it, and those of others), foreign files.
  */
 static uint64_t fixed_bytes(const struct kvt_store *store, uint64_t slots)
 {

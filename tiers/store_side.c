@@ -163,7 +163,11 @@ uint64_t kvt_store_sides_count(struct kvt_store *store)
         else remove_side(store, side.name); /* in the way of one, and none of ours */
     }
     (void)closedir(directory);
+    /* There is room for our own in any case: a store must not shrink by it from one opening to the next. */
+    const struct side_name own = side_name(store->side_name);
+    const uint64_t own_max = kvt_align_up(store->side_bytes_max, KVT_STORE_BLOCK_BYTES);
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++) bytes += found[i].bytes;
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(found[i].name, own.text) != 0 || found[i].bytes > own_max) bytes += found[i].bytes;
     return bytes;
 }

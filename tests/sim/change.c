@@ -85,7 +85,8 @@ void sim_world_apply(const struct sim *sim, struct kvt_config *config)
 void sim_change(struct sim *sim)
 {
     if (!sim->plan.is_changing || sim->is_calm) return;
-    const uint32_t nvme_bytes = sim->plan.nvme_bytes;
+    const uint32_t nvme_bytes = sim->plan.nvme_bytes, world = sim->world;
+    const bool was_codec_on = sim->plan.is_codec_on;
     if (draw(sim, 2) == 0) change_sizes(sim);
     if (draw(sim, 2) == 0) change_options(sim);
     if (draw(sim, 3) == 0) sim->world = draw(sim, 2) ? 0 : draw(sim, SIM_WORLDS);
@@ -95,8 +96,9 @@ void sim_change(struct sim *sim)
         /* Over records of another key the store starts empty. */
         if (before != sim->key_number) sim->is_emptied = true;
     }
-    /* A smaller store evicts at open. */
-    if (sim->plan.nvme_bytes < nvme_bytes || sim->is_emptied) sim->durable_run++;
+    /* A smaller store evicts at open, and one with tables of others beside its own is smaller. */
+    const bool has_others = sim->world != world || sim->plan.is_codec_on != was_codec_on;
+    if (sim->plan.nvme_bytes < nvme_bytes || sim->is_emptied || has_others) sim->durable_run++;
     sim->was_changed = true;
     sim_say(sim, "changed: world %u, key %u, nvme %u, host %u, device %u slots", sim->world, sim->key_number,
             sim->plan.nvme_bytes, sim->plan.host_slot_bytes, sim->plan.device_slots_min);

@@ -14,7 +14,7 @@ static const uint64_t one[2] = { 1, 0x2a };
 
 static enum kvt_status try_open(struct bench *bench, uint64_t side_bytes_max)
 {
-    const struct kvt_store_more more = { .side_bytes_max = side_bytes_max };
+    const struct kvt_store_more more = { .side_bytes_max = side_bytes_max, .side_name = { one[0], one[1] } };
     return kvt_store_open_with(&bench->config, &bench->env, &more, &bench->store, bench->error, sizeof bench->error);
 }
 
@@ -48,6 +48,30 @@ static void path_of(const struct bench *bench, const char *name, char ret_path[1
 }
 
 #define ONE_NAME "side-0000000000000001000000000000002a"
+
+/* Goal: the room for its own side file is taken once, before it is there and after: no segment goes for it at an open. */
+static void a_store_does_not_shrink_by_its_own_side_file(void **state)
+{
+    (void)state;
+    uint32_t with_another = 0;
+    for (uint64_t more = 0; more < 256 * KIB; more += 4 * KIB) {
+        struct bench bench;
+        bench_init(&bench, NULL, false);
+        bench.config.capacity_bytes = 6 * KVT_MIB + more;
+        assert_int_equal(try_open(&bench, SIDE_MAX), KVT_OK);
+        const uint64_t before = bench_stats(&bench).segments_max;
+        assert_int_equal(save(&bench, one, 7, SIDE_MAX), KVT_OK);
+        kvt_store_close(&bench.store);
+        assert_int_equal(try_open(&bench, SIDE_MAX), KVT_OK);
+        assert_int_equal(bench_stats(&bench).segments_max, before);
+        assert_int_equal(save(&bench, (const uint64_t[2]){ 5, 6 }, 7, SIDE_MAX), KVT_OK);
+        kvt_store_close(&bench.store);
+        assert_int_equal(try_open(&bench, SIDE_MAX), KVT_OK);
+        with_another += bench_stats(&bench).segments_max < before; /* another's takes room besides */
+        bench_done(&bench);
+    }
+    assert_true(with_another > 0);
+}
 
 static void what_was_saved_last_is_loaded_after_a_restart(void **state)
 {
@@ -188,6 +212,7 @@ static void b65_side_files_are_inside_the_cap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_store_does_not_shrink_by_its_own_side_file),
         cmocka_unit_test(what_was_saved_last_is_loaded_after_a_restart),
         cmocka_unit_test(more_than_was_announced_is_refused_and_the_old_one_stays),
         cmocka_unit_test(b65_what_a_crash_left_of_a_save_is_swept),

@@ -696,8 +696,8 @@ void sim_call(struct sim *sim)
     else if (draw < 775) call_finish(sim);
     else if (draw < 805) call_expect(sim);
     else if (draw < 815) call_bad(sim);
-    else if (draw < 827) call_sync(sim);
-    else if (draw < 830 && sim_below(sim, 1000) < sim->plan.reset_share) call_reset(sim);
+    else if (draw < 820) call_sync(sim);
+    else if (draw < 823 && sim_below(sim, 1000) < sim->plan.reset_share) call_reset(sim);
     else sim_drift(sim);
     for (uint32_t n = sim_below(sim, 1 + sim->plan.haste); n > 0; n--) sim_drift(sim);
     call_more(sim);

@@ -246,4 +246,14 @@ static inline void bench_flip(struct bench *bench, const char *file, uint64_t of
     assert_true(io_faulty_poke(bench->image, bench->path, file, offset, &byte, 1));
 }
 
+/* Many segments with few records in each: there is much to compact. */
+static inline void bench_scatter(struct bench *bench)
+{
+    for (uint64_t i = 0; i < 600; i++) assert_int_equal(bench_put(bench, i, 12000), KVT_OK);
+    for (uint64_t i = 0; i < 600; i++) {
+        const struct kvt_store_name name = bench_name(i);
+        if (i % 8 != 0) (void)kvt_store_delete(bench->store, &name, 1);
+    }
+}
+
 #endif

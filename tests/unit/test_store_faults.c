@@ -12,11 +12,7 @@ static void b65_a_file_that_cannot_be_removed_is_counted_until_it_is_gone(void *
     struct bench bench;
     bench_init_faulty(&bench, 4);
     bench_open(&bench);
-    for (uint64_t i = 0; i < 600; i++) assert_int_equal(bench_put(&bench, i, 12000), KVT_OK);
-    for (uint64_t i = 0; i < 600; i++) {
-        const struct kvt_store_name name = bench_name(i);
-        if (i % 8 != 0) (void)kvt_store_delete(bench.store, &name, 1);
-    }
+    bench_scatter(&bench);
     const uint64_t before = bench_stats(&bench).allocated_bytes;
     io_faulty_rate(bench.image, IO_FAULTY_CALL, IO_FAULTY_EIO, 1000000);
     const enum kvt_status compacted = kvt_store_compact(bench.store);

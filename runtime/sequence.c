@@ -592,8 +592,20 @@ static bool has_free(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
     return has;
 }
 
+/*
+ * Entries of the block table. What idle sequences hold keeps its entry when its last copy was given up, so that with many
+ * of them the table ends before the slots do.
+ */
+static bool has_entries(const struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
+{
+    uint64_t wanted = 0;
+    for (uint32_t p = 0; p < core->config.pool_count; p++) wanted += need[p];
+    return wanted <= core->table.capacity - core->table.count;
+}
+
 enum kvt_room kvt_sequence_room_for(struct kvt_core *core, const uint32_t need[KVT_GROUPS_MAX])
 {
+    if (!has_entries(core, need)) return KVT_ROOM_FULL;
     if (!kvt_sequence_make_claimable(core, need)) return KVT_ROOM_FULL;
     if (!has_free(core, need)) {
         kvt_planner_make_room(core);
@@ -687,7 +699,7 @@ enum kvt_status kvt_sequence_fork(struct kvt_core *core, struct kvt_sequence *pa
     uint32_t need[KVT_GROUPS_MAX] = { 0 };
     for (uint32_t g = 0; g < core->group_count; g++)
         need[core->config.pool_of_group[g]] += parent->groups[g].live != KVT_NO_BLOCK;
-    if (is_active(parent) && !kvt_sequence_make_claimable(core, need)) return KVT_FULL;
+    if (!has_entries(core, need) || (is_active(parent) && !kvt_sequence_make_claimable(core, need))) return KVT_FULL;
     struct kvt_sequence *child = kvt_sequence_begin(core, !is_active(parent));
     if (!child) return kvt_sequence_refusal(core);
     child->tokens = child->reserved = parent->tokens;

@@ -184,7 +184,11 @@ KVT_NODISCARD KVT_API enum kvt_status kvt_seq_create(struct kvt_runtime *runtime
 enum kvt_room {
     KVT_ROOM_OK,      /* the slots are there */
     KVT_ROOM_PENDING, /* room is being made: kvt_wait and ask again */
-    KVT_ROOM_FULL,    /* active sequences claim everything: set one idle or finish one */
+    /*
+     * Active sequences claim everything: set one idle or finish one. Or the sequences that there are hold more blocks than
+     * can be remembered, lost ones of idle sequences too: finish one, or cut one that lost some.
+     */
+    KVT_ROOM_FULL,
     KVT_ROOM_TOO_LONG /* more than the device alone holds */
 };
 

@@ -785,6 +785,39 @@ static void b35_host_memory_that_ends_early_leaves_nobody_waiting(void **state)
     kvt_free(texts);
 }
 
+/*
+ * Goal: idle sequences hold more blocks than the table has entries for, as many whose last copies were given up do: who
+ *       asks for more is told that it is full, and gets it when one has finished. It is no matter of memory.
+ */
+static void b64_blocks_that_cannot_be_remembered_are_no_room_and_not_out_of_memory(void **state)
+{
+    (void)state;
+    enum { TOKENS = 4 * BLOCK_TOKENS };
+    struct world w;
+    struct text text, more;
+    kvt_seq idle, asking;
+    world_init(&w, 32, 64);
+    world_open(&w);
+    text_make(&text, 900, TOKENS);
+    text_make(&more, 901, 2 * TOKENS);
+    (void)world_create(&w, &text, TOKENS, false, &idle);
+    world_step(&w, &text, idle, TOKENS, true);
+    world_idle(&w, idle);
+    world_settle(&w);
+    (void)world_create(&w, &more, 2 * TOKENS, false, &asking);
+    struct kvt_block_table *table = &world_core(&w)->table;
+    const uint32_t capacity = table->capacity;
+    table->capacity = table->high_water + 5;
+    assert_int_equal(world_append(&w, asking, 2 * TOKENS), KVT_ROOM_FULL);
+    world_verify(&w);
+    world_finish(&w, idle, false);
+    world_settle(&w);
+    assert_int_equal(world_append(&w, asking, 2 * TOKENS), KVT_ROOM_OK);
+    world_finish(&w, asking, false);
+    table->capacity = capacity;
+    world_close(&w);
+}
+
 static void b35_a_disk_that_refuses_everything_hangs_nobody(void **state)
 {
     (void)state;
@@ -833,6 +866,7 @@ int main(void)
         cmocka_unit_test(b43_short_reads_and_late_completions_expose_no_stale_bytes),
         cmocka_unit_test(b47_flips_tears_and_misdirected_writes_are_never_served),
         cmocka_unit_test(b35_a_device_that_fails_every_copy_keeps_nobody_busy),
+        cmocka_unit_test(b64_blocks_that_cannot_be_remembered_are_no_room_and_not_out_of_memory),
         cmocka_unit_test(b35_host_memory_that_ends_early_leaves_nobody_waiting),
         cmocka_unit_test(b35_a_disk_that_refuses_everything_hangs_nobody),
         cmocka_unit_test(b16_a_stash_that_waits_for_the_store_is_not_published_after_a_reset),

@@ -88,9 +88,9 @@ static enum kvt_status check_paths(const struct kvt_store_config *config, struct
         return kvt_store_refuse(error, KVT_INVAL, "path_count is %u: at most %u", config->path_count,
                                 KVT_STORE_PATHS_MAX);
     for (uint32_t i = 0; i < config->path_count; i++)
-        if (!config->paths || !config->paths[i])
-            return kvt_store_refuse(error, KVT_INVAL, "path %u of %u is NULL: the path of a directory", i,
-                                    config->path_count);
+        if (!config->paths || !config->paths[i] || !config->paths[i][0])
+            return kvt_store_refuse(error, KVT_INVAL, "path %u of %u is %s: the path of a directory", i,
+                                    config->path_count, config->paths && config->paths[i] ? "empty" : "NULL");
     for (uint32_t i = 0; i < config->path_count; i++)
         for (uint32_t j = 0; j < i; j++)
             if (hash_of_path(config->paths[i]) == hash_of_path(config->paths[j]))
@@ -128,6 +128,8 @@ enum kvt_status kvt_stripes_open(const struct kvt_store_config *config, const st
     enum kvt_status status = stripes->event < 0 ? KVT_NOMEM
                                                 : open_members(stripes, config, env, more, ret_error, error_bytes);
     if (status != KVT_OK) {
+        /* Nothing is left behind: a directory that was made for this goes again. */
+        for (uint32_t i = 0; i < stripes->count; i++) kvt_store_directory_undo(stripes->members[i]);
         stripes_free(stripes);
         kvt_free(store);
         return status;

@@ -321,9 +321,36 @@ static void the_tier_takes_a_list_and_keeps_side_files_in_each(void **state)
     bench_done(&striped.bench);
 }
 
+/* Goal: one of the paths cannot be a store's: the open is refused, and what it made of the others is gone again. */
+static void a_refused_open_leaves_no_directory_behind(void **state)
+{
+    (void)state;
+    static const char *const bad[] = { "", "/proc/no/such", "/etc/passwd" };
+    for (uint32_t i = 0; i < KVT_ARRAY_COUNT(bad); i++) {
+        struct striped striped;
+        init(&striped, false);
+        striped.list[PATHS - 1] = bad[i];
+        assert_int_equal(bench_try_open(&striped.bench), KVT_INVAL);
+        assert_non_null(strstr(striped.bench.error, "path"));
+        for (uint32_t p = 0; p + 1 < PATHS; p++) assert_int_not_equal(access(striped.paths[p], F_OK), 0);
+        /* One that was there before stays, with what it holds. */
+        striped.list[PATHS - 1] = striped.paths[PATHS - 1];
+        bench_open(&striped.bench);
+        put_all(&striped);
+        kvt_store_close(&striped.bench.store);
+        striped.list[PATHS - 1] = bad[i];
+        assert_int_equal(bench_try_open(&striped.bench), KVT_INVAL);
+        striped.list[PATHS - 1] = striped.paths[PATHS - 1];
+        bench_open(&striped.bench);
+        assert_int_equal(count_good(&striped), KEYS);
+        bench_done(&striped.bench);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_refused_open_leaves_no_directory_behind),
         cmocka_unit_test(each_record_lies_in_one_directory_whatever_their_order),
         cmocka_unit_test(a_replaced_directory_loses_its_own_records_only_and_heals),
         cmocka_unit_test(a_directory_that_is_taken_away_takes_only_its_share_of_the_names),
